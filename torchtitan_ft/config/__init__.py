@@ -1,0 +1,3 @@
+from .fault_tolerance import FaultToleranceConfig
+
+__all__ = ["FaultToleranceConfig"]
