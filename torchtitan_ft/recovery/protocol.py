@@ -14,7 +14,7 @@ That is the termination rule of two-phase commit, and needs no word from the dea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..redundancy.placement import lost_owners
@@ -43,15 +43,18 @@ class Report:
     domain: str
     held: tuple[HeldState, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON types, for the wire."""
-        return asdict(self)
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Report:
-        """Inverse of :meth:`to_json`."""
-        held = tuple(HeldState(**{**h, "domains": tuple(h["domains"])}) for h in data["held"])
-        return Report(domain=data["domain"], held=held)
+def read_reports(domains: Sequence[str], reports: Sequence[Any]) -> list[Report]:
+    """What the domains said when they joined: per domain a list of ranks, per rank a list of
+    :class:`HeldState` as JSON."""
+    return [
+        Report(domain, merge([[_held(h) for h in rank] for rank in ranks]))
+        for domain, ranks in zip(domains, reports, strict=True)
+    ]
+
+
+def _held(data: dict[str, Any]) -> HeldState:
+    return HeldState(**{**data, "domains": tuple(data["domains"])})
 
 
 Action = Literal["start", "rerun", "roll_forward", "lost"]
@@ -121,6 +124,8 @@ def decide(reports: Sequence[Report]) -> Decision:
     prepared = min(h.prepared for h in states.values())
     if committed > min(h.committed for h in states.values()) or prepared > committed:
         step = max(committed, prepared)
-        assert prepared >= step, f"someone committed step {step}, but not all are prepared: {states}"
+        assert prepared >= step, (
+            f"someone committed step {step}, but not all are prepared: {states}"
+        )
         return Decision("roll_forward", generation=generation, step=step)
     return Decision("rerun", generation=generation, step=committed)

@@ -1,5 +1,5 @@
 from .abort import GlooSockets, is_communication_failure
-from .cpu import activate, adapt_config
+from .cpu import activate, adapt_config, use_sum_reduction
 from .reset import clear_dead_mesh_caches
 
 __all__ = [
@@ -8,4 +8,5 @@ __all__ = [
     "adapt_config",
     "clear_dead_mesh_caches",
     "is_communication_failure",
+    "use_sum_reduction",
 ]

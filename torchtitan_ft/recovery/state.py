@@ -1,0 +1,97 @@
+"""The training state that lies in one rank's memory: its own shard, and those it holds for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from .boxes import Box
+from .protocol import HeldState
+
+SCALAR = Box((), ())
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What is to be said of one step, once it is committed."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    samples: list[int]
+    seconds: float
+
+
+@dataclass
+class Shard:
+    """One owner's part of the state, by name: plain local tensors, and where they lie in the whole.
+
+    Names are ``model.<fqn>`` and ``optimizer.<fqn>.<state>``. The tensors are the live ones, not
+    copies: writing to them changes the model.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    boxes: dict[str, Box]
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the tensors."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+
+def box_of(tensor: torch.Tensor) -> Box:
+    """Where the local part of ``tensor`` lies; all of it for a plain tensor."""
+    if isinstance(tensor, DTensor):
+        chunks = tensor.__create_chunk_list__()
+        if len(chunks) == 1:
+            return Box(tuple(chunks[0].offsets), tuple(chunks[0].sizes))
+        return Box((0,) * tensor.ndim, (0,) * tensor.ndim)
+    return Box((0,) * tensor.ndim, tuple(tensor.shape))
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The local part of ``tensor``, sharing its memory."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def optimizer_tensors(
+    optimizers: list[torch.optim.Optimizer],
+) -> dict[str, tuple[str, torch.Tensor]]:
+    """``optimizer.<fqn>.<state>`` -> (fqn, tensor), for state that exists already."""
+    found = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for fqn, param in zip(group["param_names"], group["params"], strict=True):
+                for name, value in optimizer.state.get(param, {}).items():
+                    if isinstance(value, torch.Tensor):
+                        found[f"optimizer.{fqn}.{name}"] = (fqn, value)
+    return found
+
+
+@dataclass
+class Salvage:
+    """The state of one generation, taken out of it; good until a later generation has committed."""
+
+    state: HeldState
+    shards: dict[int, Shard]
+    """By the owner's index along the ft axis of that generation; the own one among them."""
+    record: StepRecord | None
+    """The last step prepared or committed."""
+    apply: Callable[[], None] | None
+    """Applies the prepared step to all ``shards``, without any message."""
+
+    def settle(self, step: int) -> None:
+        """Bring the state to ``step``: the committed one, or the prepared one, which is then applied.
+
+        The dead trainer is let go either way: what it had prepared beyond ``step`` is abandoned.
+        """
+        if self.state.committed < step:
+            assert self.state.prepared == step and self.apply is not None, (self.state, step)
+            self.apply()
+        elif self.record is not None and self.record.step > step:
+            self.record = None
+        self.state = replace(self.state, committed=step, prepared=step)
+        self.apply = None
