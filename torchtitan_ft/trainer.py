@@ -25,7 +25,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchtitan.components.dataloader import BaseDataLoader
-from torchtitan.components.optimizer.utils import init_optim_state
 from torchtitan.distributed import ParallelDims
 from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
@@ -43,7 +42,15 @@ from .mesh import FaultTolerantParallelDims, data_parallel_degree
 from .recovery.boxes import Box
 from .recovery.exchange import exchange, gather_json, publish
 from .recovery.protocol import Decision, HeldState
-from .recovery.state import Salvage, Shard, StepRecord, box_of, local, optimizer_tensors
+from .recovery.state import (
+    Salvage,
+    Shard,
+    StepRecord,
+    box_of,
+    create_optimizer_state,
+    local,
+    optimizer_tensors,
+)
 from .redundancy.placement import copies_for, holders_of, owners_held_by
 from .redundancy.shadow import Mirror, Shadow, check_optimizers
 
@@ -92,7 +99,7 @@ class FaultTolerantTrainer(Trainer):
         self._buffers = _persistent_buffers(self.model_parts)
         self.copies = copies_for(config.fault_tolerance.overlap, len(world.domains))
         if self.copies:
-            check_optimizers(self.optimizers.optimizers)
+            check_optimizers(self.optimizers.optimizers, config.optimizer.implementation)
         self.shadows: list[Shadow] = []
         self._mirror: Mirror | None = None
         self.committed = 0
@@ -191,8 +198,7 @@ class FaultTolerantTrainer(Trainer):
         haves = gather_json(publish(have), self.device)
         with_optimizer = any(n.startswith("optimizer.") for h in haves for n in h)
         if with_optimizer:
-            for optimizer in self.optimizers.optimizers:
-                init_optim_state(optimizer)
+            create_optimizer_state(self.optimizers.optimizers)
         own = self.shard()
         owns = gather_json(publish([own]), self.device)
         self._make_shadows(owns, with_optimizer)
@@ -215,8 +221,7 @@ class FaultTolerantTrainer(Trainer):
             boxes = {n: Box(tuple(b[0][0]), tuple(b[0][1])) for n, b in published.items()}
             shadow = Shadow(owner, boxes, self.optimizers.optimizers, self._params)
             if with_optimizer:
-                for optimizer in shadow.optimizers:
-                    init_optim_state(optimizer)
+                create_optimizer_state(shadow.optimizers)
             self.shadows.append(shadow)
         if self.copies:
             self._mirror = Mirror(
@@ -251,8 +256,8 @@ class FaultTolerantTrainer(Trainer):
         """Bytes of state and of redundancy, per domain."""
         state, redundant = self.shard().bytes, sum(s.shard().bytes for s in self.shadows)
         sizes = gather_json([self.world.ft_index, state, redundant], self.device)
-        self.bytes_state = {d: 0 for d in self.world.domains}
-        self.bytes_redundant = {d: 0 for d in self.world.domains}
+        self.bytes_state = dict.fromkeys(self.world.domains, 0)
+        self.bytes_redundant = dict.fromkeys(self.world.domains, 0)
         for ft_index, rank_state, rank_redundant in sizes:
             self.bytes_state[self.world.domains[ft_index]] += rank_state
             self.bytes_redundant[self.world.domains[ft_index]] += rank_redundant
@@ -459,7 +464,7 @@ def batch_plan(config: FaultTolerantTrainer.Config, world: World) -> BatchPlan:
 
 
 def adapt_config(config: Trainer.Config) -> FaultTolerantTrainer.Config:
-    """A torchtitan job as a fault-tolerant one: same fields, our loader, and ``fault_tolerance``."""
+    """A torchtitan job as a fault-tolerant one: same fields, our loader, ``fault_tolerance``."""
     config = runtime.adapt_config(config)
     values: dict[str, Any] = {f.name: getattr(config, f.name) for f in fields(config)}
     values["dataloader"] = ElasticDataLoader.Config(

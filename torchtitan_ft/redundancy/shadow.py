@@ -15,17 +15,23 @@ import torch.distributed as dist
 from torch import nn
 
 from ..recovery.boxes import Box
-from ..recovery.state import Shard, local, optimizer_tensors
+from ..recovery.state import Shard, like, local, optimizer_tensors
 
 _ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
-def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Refuse optimizers whose update of one element depends on others: a shard alone cannot follow.
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], implementation: str) -> None:
+    """Refuse what shadows cannot follow: an optimizer whose update of one element depends on
+    others, and torchtitan's bf16 state, which is made by a hook that only its own optimizers have.
 
     Raises:
-        ValueError: naming the optimizer.
+        ValueError: naming it.
     """
+    if implementation == "fused_opt_states_bf16":
+        raise ValueError(
+            "shadows cannot follow optimizer.implementation = 'fused_opt_states_bf16': "
+            "use 'fused', or set fault_tolerance.overlap = 0.0"
+        )
     for optimizer in optimizers:
         if type(optimizer) not in _ELEMENTWISE:
             raise ValueError(
@@ -87,15 +93,11 @@ class Shadow:
         }
         self._boxes = dict(boxes)
         self._template = list(template)
-        self.optimizers = [self._like(optimizer) for optimizer in template]
-        self.gradients = FlatGradients([p for p in self.params.values() if p.requires_grad])
-
-    def _like(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        groups = [
-            {**group, "params": [self.params[fqn] for fqn in group["param_names"]]}
-            for group in optimizer.param_groups
+        self.optimizers = [
+            like(o, [[self.params[fqn] for fqn in g["param_names"]] for g in o.param_groups])
+            for o in template
         ]
-        return type(optimizer)(groups)
+        self.gradients = FlatGradients([p for p in self.params.values() if p.requires_grad])
 
     def shard(self) -> Shard:
         """The live state of the shadow."""
