@@ -24,7 +24,9 @@ STAGES = ("seconds_quorum", "seconds_build", "seconds_restore")
 PHASES = ("before_step", "forward", "backward", "mirror", "vote", "optimizer", "after_commit")
 
 
-def run(folder: Path, *, domains: int, faults: list[tuple[int, int, str]], steps: int) -> list[dict]:
+def run(
+    folder: Path, *, domains: int, faults: list[tuple[int, int, str]], steps: int
+) -> list[dict]:
     """One job with ``faults`` (domain, step, phase); a row of seconds for each recovery."""
     chaos = ";".join(f"kill:domain={d},step={s},phase={p}" for d, s, p in faults)
     subprocess.run(
