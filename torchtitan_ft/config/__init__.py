@@ -1,3 +1,12 @@
+from .errors import ConfigError
 from .fault_tolerance import FaultToleranceConfig
+from .loader import LoadedConfig, load_config
+from .show import format_config
 
-__all__ = ["FaultToleranceConfig"]
+__all__ = [
+    "ConfigError",
+    "FaultToleranceConfig",
+    "LoadedConfig",
+    "format_config",
+    "load_config",
+]
