@@ -24,9 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.distributed import ParallelDims
-from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
 
 from . import patches, runtime
@@ -49,6 +47,7 @@ from .recovery.state import (
     box_of,
     create_optimizer_state,
     local,
+    optimizer_state_bytes,
     optimizer_tensors,
 )
 from .redundancy.placement import copies_for, holders_of, owners_held_by
@@ -115,17 +114,15 @@ class FaultTolerantTrainer(Trainer):
 
     # Building.
 
-    def _fit(self, config: Config) -> Config:
+    def _fit(self, config: Any) -> Any:
         """The job fitted to this world: what torchtitan checks against the world size, and a model
         config of our own, since building changes it in place."""
-        assert config.model_spec is not None and isinstance(
-            config.dataloader, ElasticDataLoader.Config
-        )
+        assert isinstance(config.dataloader, ElasticDataLoader.Config)
         model = copy.deepcopy(config.model_spec.model)
         restoring = self.decision.action != "start"
         set_initializers(model, seed=self.seed, restoring=restoring)
         plan = self.plan
-        fitted = replace(
+        return replace(
             config,
             model_spec=replace(config.model_spec, model=model),
             training=replace(
@@ -136,7 +133,6 @@ class FaultTolerantTrainer(Trainer):
             dataloader=replace(config.dataloader, seed=self.seed, global_batch=plan.global_batch),
             debug=replace(config.debug, seed=self.seed),
         )
-        return fitted
 
     def init_distributed(self) -> ParallelDims:
         """The process group of this generation, and the meshes with the ft axis."""
@@ -253,8 +249,11 @@ class FaultTolerantTrainer(Trainer):
         return total // degree + (index < total % degree)
 
     def _count_bytes(self) -> None:
-        """Bytes of state and of redundancy, per domain."""
-        state, redundant = self.shard().bytes, sum(s.shard().bytes for s in self.shadows)
+        """Bytes of state and of redundancy, per domain, as they are from the first step on."""
+        state = self.shard().model_bytes + optimizer_state_bytes(self.optimizers.optimizers)
+        redundant = sum(
+            s.shard().model_bytes + optimizer_state_bytes(s.optimizers) for s in self.shadows
+        )
         sizes = gather_json([self.world.ft_index, state, redundant], self.device)
         self.bytes_state = dict.fromkeys(self.world.domains, 0)
         self.bytes_redundant = dict.fromkeys(self.world.domains, 0)

@@ -13,9 +13,7 @@ from torchft.coordination import LighthouseServer
 pytestmark = pytest.mark.integration
 
 
-def run_workers(
-    folder: Path, *, domains: int, overlap: float, steps: int
-) -> list[dict]:
+def run_workers(folder: Path, *, domains: int, overlap: float, steps: int) -> list[dict]:
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0",
         min_replicas=1,

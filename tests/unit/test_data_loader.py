@@ -80,7 +80,7 @@ def step_rows(data: ElasticDataLoader) -> Iterator[list[tuple[bytes, bytes, byte
 def test_a_step_is_the_same_on_any_world(corpus: Path) -> None:
     def steps(degree: int) -> list[list]:
         iterators = [step_rows(loader(corpus, degree, r)) for r in range(degree)]
-        return [sorted(sum((next(i) for i in iterators), [])) for _ in range(12)]
+        return [sorted(row for i in iterators for row in next(i)) for _ in range(12)]
 
     alone = steps(1)
     assert all(len(rows) == 7 for rows in alone)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torchtitan.components.tokenizer import BaseTokenizer
@@ -146,7 +147,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _tokenizer_identity(tokenizer: BaseTokenizer) -> str:
-    inner = getattr(tokenizer, "tokenizer", None)
+    inner: Any = getattr(tokenizer, "tokenizer", None)
     text = inner.to_str() if hasattr(inner, "to_str") else ""
     name = type(tokenizer).__qualname__
     return hashlib.sha256(f"{name}/{tokenizer.get_vocab_size()}/{text}".encode()).hexdigest()

@@ -228,7 +228,7 @@ class Membership:
         sizes = {m.world_size for m in members}
         if len(sizes) > 1:
             raise MembershipError(
-                f"domains differ in size: {dict(zip(names, (m.world_size for m in members)))}"
+                "domains differ in size: {n: m.world_size for n, m in zip(names, members, strict=True)}"
             )
         generation = 1 + max(int(m.data["generation"]) for m in members)
         # Once all were there, a death before the first step must not make the others wait for it.

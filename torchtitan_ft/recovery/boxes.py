@@ -94,15 +94,15 @@ def plan(haves: Sequence[Boxes], needs: Sequence[Boxes]) -> list[Transfer]:
         MissingShard: if nobody has some needed part.
     """
     sources: dict[str, list[tuple[int, int, Box]]] = {}
-    for rank, boxes in enumerate(haves):
-        for name, stored in boxes.items():
-            for i, box in enumerate(stored):
+    for rank, given in enumerate(haves):
+        for name, boxes in given.items():
+            for i, box in enumerate(boxes):
                 if box.elements:
                     sources.setdefault(name, []).append((rank, i, box))
     load = [0] * len(haves)
     transfers = []
-    for target, boxes in enumerate(needs):
-        for name, wanted in boxes.items():
+    for target, needed in enumerate(needs):
+        for name, wanted in needed.items():
             for need, box in enumerate(wanted):
                 left = [box] if box.elements else []
                 # Own memory first, then whoever has given least so far.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -38,9 +39,13 @@ class Shard:
     boxes: dict[str, Box]
 
     @property
-    def bytes(self) -> int:
-        """Memory of the tensors."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+    def model_bytes(self) -> int:
+        """Memory of the tensors that are not optimizer state."""
+        return sum(
+            t.numel() * t.element_size()
+            for name, t in self.tensors.items()
+            if not name.startswith("optimizer.")
+        )
 
 
 def box_of(tensor: torch.Tensor) -> Box:
@@ -100,6 +105,30 @@ def create_optimizer_state(optimizers: Sequence[torch.optim.Optimizer]) -> None:
                     optimizer.state[param][name] = value
 
 
+def optimizer_state_bytes(optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """Bytes of the local optimizer state, whether it exists yet or not."""
+    total = 0
+    for optimizer in optimizers:
+        groups = [
+            {
+                **group,
+                "params": [
+                    torch.nn.Parameter(torch.empty_like(local(p), device="meta"))
+                    for p in group["params"]
+                ],
+                # Fused kernels want a real device.
+                "fused": False,
+                "foreach": False,
+            }
+            for group in optimizer.param_groups
+        ]
+        twin = _construct(optimizer, groups)
+        init_optim_state(twin)
+        values = [v for state in twin.state.values() for v in state.values()]
+        total += sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
+    return total
+
+
 def like(
     optimizer: torch.optim.Optimizer, params: Sequence[Sequence[torch.Tensor]]
 ) -> torch.optim.Optimizer:
@@ -108,7 +137,15 @@ def like(
         {**group, "params": list(others)}
         for group, others in zip(optimizer.param_groups, params, strict=True)
     ]
-    return type(optimizer)(groups)
+    return _construct(optimizer, groups)
+
+
+def _construct(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]
+) -> torch.optim.Optimizer:
+    # The base class also wants defaults; every group brings all settings itself.
+    cls: Any = type(optimizer)
+    return cls(groups)
 
 
 @dataclass
@@ -129,7 +166,8 @@ class Salvage:
         The dead trainer is let go either way: what it had prepared beyond ``step`` is abandoned.
         """
         if self.state.committed < step:
-            assert self.state.prepared == step and self.apply is not None, (self.state, step)
+            assert self.state.prepared == step, (self.state, step)
+            assert self.apply is not None
             self.apply()
         elif self.record is not None and self.record.step > step:
             self.record = None
