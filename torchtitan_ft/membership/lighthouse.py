@@ -64,6 +64,7 @@ class Membership:
         if self.ranks_per_domain > 1:
             timeout = timedelta(seconds=config.start_timeout_seconds)
             self._domain_store = next(dist.rendezvous("env://", timeout=timeout))[0]
+        self._domains = config.domains
         self._own_lighthouse: LighthouseServer | None = None
         self._ports: set[int] = set()
         if self.local_rank == 0:
@@ -82,6 +83,7 @@ class Membership:
                 heartbeat_timeout_ms=config.heartbeat_timeout_ms,
             )
             address = f"http://127.0.0.1:{_port(self._own_lighthouse.address())}"
+            self._domains = 1  # nobody else can find it
         self._host = _address_towards(address)
         # A fresh id per process: an earlier life of this domain must never be mistaken for it.
         self._replica_id = f"{config.domain}:{uuid.uuid4().hex[:8]}"
@@ -232,8 +234,8 @@ class Membership:
             )
         generation = 1 + max(int(m.data["generation"]) for m in members)
         # Once all were there, a death before the first step must not make the others wait for it.
-        if generation == 1 and len(members) < self._config.domains:
-            return f"{self._config.domains} domains, {len(members)} here"
+        if generation == 1 and len(members) < self._domains:
+            return f"{self._domains} domains, {len(members)} here"
         self._attempted = generation
         return World(
             generation=generation,
