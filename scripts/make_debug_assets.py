@@ -12,11 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
 VOCABULARY = 2000
+FILES = (
+    "corpus/python_topics.jsonl",
+    "tokenizer/tokenizer.json",
+    "tokenizer/tokenizer_config.json",
+    "complete",
+)
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 
 
@@ -49,7 +54,7 @@ def write_tokenizer(folder: Path, texts: list[str]) -> None:
 
 def make(out: Path) -> bool:
     """Make the assets in ``out``; False if they are there already."""
-    if (out / "complete").exists():
+    if all((out / name).is_file() for name in FILES):
         return False
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".making-") as folder:
@@ -73,7 +78,8 @@ def main() -> None:
     parser.add_argument("--force", action="store_true", help="make them anew")
     options = parser.parse_args()
     if options.force:
-        shutil.rmtree(options.out, ignore_errors=True)
+        for name in FILES:  # only what we made: --out may be any folder
+            (options.out / name).unlink(missing_ok=True)
     made = make(options.out)
     print(f"{'Made' if made else 'Found'} the debug assets in {options.out}")
 

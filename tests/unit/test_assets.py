@@ -32,3 +32,18 @@ def test_assets_are_deterministic_and_usable(tmp_path: Path) -> None:
     assert max(tokens) < 2048
     assert "import statement" in tokenizer.decode(tokens)
     assert len(tokens) < 10  # trained, not bytes
+
+
+def test_processes_at_once_make_the_same_and_force_spares_other_files(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path)]
+    (tmp_path / "mine.txt").write_text("not an asset")
+    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [p.wait(timeout=120) for p in running] == [0, 0]
+    tokenizer = tmp_path / "tokenizer" / "tokenizer.json"
+    first = tokenizer.read_bytes()
+    subprocess.run([*command, "--force"], check=True, capture_output=True)
+    assert tokenizer.read_bytes() == first
+    assert (tmp_path / "mine.txt").exists()
+    assert not list(tmp_path.glob(".making-*"))
+    tokenizer.unlink()
+    assert "Made" in make(tmp_path)

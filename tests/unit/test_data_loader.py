@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,7 +33,7 @@ class Letters(BaseTokenizer):
         self.eos_id = 1
 
     def encode(self, text: str, add_bos: bool = False, add_eos: bool = False) -> list[int]:
-        return [0] * add_bos + [ord(c) - 95 for c in text] + [1] * add_eos
+        return [0] * add_bos + [max(ord(c) - 95, 2) for c in text] + [1] * add_eos
 
     def decode(self, *_args: object) -> str:
         return ""
@@ -149,7 +150,7 @@ def test_changed_file_is_tokenized_anew(corpus: Path) -> None:
     assert len(open_tokens(_source(corpus), Letters(), cache).tokens) == before + 6
 
 
-@pytest.mark.parametrize("damage", ["truncate", "no_meta", "bad_meta"])
+@pytest.mark.parametrize("damage", ["truncate", "no_meta", "bad_meta", "list_meta", "empty_starts"])
 def test_damaged_cache_is_rebuilt(corpus: Path, damage: str) -> None:
     cache = corpus.parent / "cache"
     good = np.array(open_tokens(_source(corpus), Letters(), cache).tokens)
@@ -158,6 +159,10 @@ def test_damaged_cache_is_rebuilt(corpus: Path, damage: str) -> None:
         os.truncate(folder / "tokens.bin", 100)
     elif damage == "no_meta":
         (folder / "meta.json").unlink()
+    elif damage == "list_meta":
+        (folder / "meta.json").write_text("[]")
+    elif damage == "empty_starts":
+        (folder / "starts.npy").write_bytes(b"")
     else:
         (folder / "meta.json").write_text("{")
     assert (open_tokens(_source(corpus), Letters(), cache).tokens == good).all()
@@ -223,6 +228,40 @@ def test_hugging_face_datasets_from_local_files(tmp_path: Path) -> None:
     rows.to_parquet(str(tmp_path / "parquet" / "train.parquet"))
     assert list(_source(tmp_path / "saved").documents()) == ["one", "two"]
     assert list(_source(tmp_path / "parquet").documents()) == ["one", "two"]
+    file = tmp_path / "parquet" / "train.parquet"
+    assert list(_source(file).documents()) == ["one", "two"]
+    (tmp_path / "parquet" / "README.md").write_text("A dataset card, no document.")
+    assert list(_source(tmp_path / "parquet").documents()) == ["one", "two"]
+    splits = datasets.DatasetDict(train=rows, test=datasets.Dataset.from_dict({"text": ["three"]}))
+    splits.save_to_disk(str(tmp_path / "splits"))
+    assert list(_source(tmp_path / "splits", split="test").documents()) == ["three"]
+    with pytest.raises(DataError, match="split 'none'"):
+        list(_source(tmp_path / "splits", split="none").documents())
+
+
+def test_saved_again_is_tokenized_anew(tmp_path: Path) -> None:
+    for texts in (["one"], ["one", "two", "three"]):
+        shutil.rmtree(tmp_path / "saved", ignore_errors=True)
+        datasets.Dataset.from_dict({"text": texts}).save_to_disk(str(tmp_path / "saved"))
+        file = open_tokens(_source(tmp_path / "saved"), Letters(), tmp_path / "cache")
+        assert len(file.starts) == len(texts) + 1
+
+
+def test_registered_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    datasets.Dataset.from_dict({"text": ["one"]}).to_parquet(str(folder / "a.parquet"))
+    assert list(_source(folder, dataset="c4_test").documents()) == ["one"]
+    monkeypatch.chdir(tmp_path)  # torchtitan's wheel has no tests/assets
+    with pytest.raises(DataError, match="c4_test"):
+        list(Source("c4_test", None, "train", None, "text").documents())
+
+
+def test_what_is_no_document_is_left_out(corpus: Path) -> None:
+    (corpus / ".cache").mkdir()
+    (corpus / ".cache" / "notes.txt").write_text("hidden")
+    (corpus / "README.md").write_text("card")
+    assert list(_source(corpus).documents()) == TEXTS
 
 
 @pytest.mark.parametrize(
@@ -235,6 +274,9 @@ def test_hugging_face_datasets_from_local_files(tmp_path: Path) -> None:
             r"no text in field 'text'.*body",
         ),
         (lambda f: (f / "a.jsonl").write_text('{"text": "x"}\n{'), {}, r"a\.jsonl:2: not JSON"),
+        (lambda f: (f / "a.json").write_text("{"), {}, r"a\.json: not JSON"),
+        (lambda f: (f / "a.txt").write_bytes(b"\xff"), {}, r"a\.txt: not UTF-8"),
+        (lambda f: (f / "a.jsonl").write_text("\n"), {}, "no text found"),
         (lambda f: (f / "a.txt").write_text("short"), {}, "less than one sequence of 16"),
         (lambda f: None, {}, "nor a Hugging Face dataset that loads"),
     ],

@@ -11,6 +11,10 @@ from typing import Any
 
 _TEXT = {".txt", ".md"}
 _JSON = {".jsonl", ".json"}
+_FOR_DATASETS = {".parquet", ".arrow", ".csv", ".tsv", ".gz", ".zst", ".xz", ".bz2", ".zip"}
+"""Files that ``datasets`` reads and we do not: a folder with one of them is left to it."""
+_SAVED = ("state.json", "dataset_dict.json")
+"""What ``save_to_disk`` writes, of a dataset or of one with splits."""
 
 
 class DataError(ValueError):
@@ -28,8 +32,12 @@ class Source:
     text_field: str
 
     def identity(self) -> str:
-        """A string that changes when the documents do (for local files: names, sizes, mtimes)."""
-        files = _local_files(self.dataset_path)
+        """A string that changes when the documents do (for local files: names, sizes, mtimes).
+
+        Counts every file at the local path, not only text: parquet and saved datasets change too.
+        """
+        root = Path(self._location()).expanduser()
+        files = _visible_files(root) if root.is_dir() else [root] if root.is_file() else []
         stats = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
         whole = [self.dataset, self.dataset_path, self.split, self.subset, self.text_field, stats]
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
@@ -39,6 +47,9 @@ class Source:
 
         Raises:
             DataError: if there is nothing to read, or a document has no ``text_field``.
+
+        Local text is read here whatever ``dataset`` says, so that a job with a registered name can be
+        pointed at a folder of one's own.
         """
         files = _local_files(self.dataset_path)
         if files:
@@ -47,23 +58,38 @@ class Source:
             return
         yield from self._hugging_face()
 
-    def _hugging_face(self) -> Iterator[str]:
-        from datasets import load_dataset, load_from_disk
+    def _location(self) -> str:
+        """The path or name that is read: ``dataset_path``, or where the registered dataset is."""
+        if self.dataset_path:
+            return self.dataset_path
         from torchtitan.hf_datasets.text_datasets import DATASETS
 
-        path = self.dataset_path
-        if self.dataset in DATASETS:
-            known = DATASETS[self.dataset]
-            for sample in known.loader(path or known.path):
-                yield known.sample_processor(sample)
-            return
-        name = path or self.dataset
+        known = DATASETS.get(self.dataset.lower())
+        name = known.path if known else self.dataset
         if not name:
             raise DataError("set dataloader.dataset or dataloader.dataset_path")
+        return name
+
+    def _hugging_face(self) -> Iterator[str]:
+        from datasets import DatasetDict, load_dataset, load_from_disk
+        from torchtitan.hf_datasets.text_datasets import DATASETS
+
+        name = self._location()
+        known = DATASETS.get(self.dataset.lower())
+        local = Path(name).expanduser()
+        rows: Any
         try:
-            if path and (Path(path) / "state.json").exists():
-                rows: Any = load_from_disk(path)
+            if known:
+                rows = known.loader(name)
+            elif any((local / saved).exists() for saved in _SAVED):
+                rows = load_from_disk(str(local))
+                if isinstance(rows, DatasetDict):
+                    rows = rows[self.split]
+            elif local.is_file():  # load_dataset takes the reader's name, not a lone file
+                reader = {".tsv": "csv"}.get(local.suffix, local.suffix[1:])
+                rows = load_dataset(reader, data_files=str(local), split=self.split)
             else:
+                name = str(local) if local.exists() else name
                 rows = load_dataset(name, self.subset, split=self.split)
         except Exception as error:
             raise DataError(
@@ -72,7 +98,16 @@ class Source:
                 f"datasets ({', '.join(DATASETS)}), nor a Hugging Face dataset that loads: {error}"
             ) from error
         for row in rows:
-            yield _text(row, self.text_field, name)
+            yield known.sample_processor(row) if known else _text(row, self.text_field, name)
+
+
+def _visible_files(root: Path) -> list[Path]:
+    """All files below ``root``, sorted; not those of hidden folders (.git, .cache)."""
+    return sorted(
+        f
+        for f in root.rglob("*")
+        if f.is_file() and not any(part.startswith(".") for part in f.relative_to(root).parts)
+    )
 
 
 def _local_files(path: str | None) -> list[Path]:
@@ -83,26 +118,45 @@ def _local_files(path: str | None) -> list[Path]:
     """
     if not path:
         return []
-    root = Path(path)
+    root = Path(path).expanduser()
     if root.is_file():
+        if root.suffix in _FOR_DATASETS:
+            return []
         if root.suffix not in _TEXT | _JSON:
-            raise DataError(f"{path}: expected a .txt, .md, .jsonl or .json file")
+            raise DataError(
+                f"{path}: expected a .txt, .md, .jsonl or .json file, or one of datasets'"
+            )
         return [root]
     if not root.exists():
         if path.startswith(("/", ".", "~")):
             raise DataError(f"dataloader.dataset_path {path!r} does not exist")
         return []
-    if (root / "state.json").exists():  # written by datasets' save_to_disk
+    if any((root / saved).exists() for saved in _SAVED):
         return []
-    return sorted(f for f in root.rglob("*") if f.suffix in _TEXT | _JSON and f.is_file())
+    files = _visible_files(root)
+    if any(f.suffix in _FOR_DATASETS for f in files):
+        return []
+    if any(f.suffix in _JSON for f in files):  # a README beside data is its card, not a document
+        files = [f for f in files if f.name.lower() != "readme.md"]
+    return [f for f in files if f.suffix in _TEXT | _JSON]
 
 
 def _read(file: Path, text_field: str) -> Iterator[str]:
+    try:
+        yield from _parse(file, text_field)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: not UTF-8 text: {error}") from error
+
+
+def _parse(file: Path, text_field: str) -> Iterator[str]:
     if file.suffix in _TEXT:
         yield file.read_text(encoding="utf-8")
         return
     if file.suffix == ".json":
-        rows = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            rows = json.loads(file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{file}: not JSON: {error}") from error
         for row in rows if isinstance(rows, list) else [rows]:
             yield _text(row, text_field, str(file))
         return

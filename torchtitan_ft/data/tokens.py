@@ -17,11 +17,15 @@ from typing import Any
 
 import numpy as np
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.tools.logging import logger
 from tqdm import tqdm
 
 from .sources import DataError, Source
 
-_FORMAT = 1
+_FORMAT = 2
+"""Raise it with any change to what is written here, or to which documents a source gives."""
+_LOG_SECONDS = 10.0
+"""How often progress is logged where there is no terminal for a bar."""
 _LOCK_SECONDS = 6 * 3600.0
 """A large corpus takes hours; the lock dies with its holder, so this bounds only a living one."""
 
@@ -84,9 +88,12 @@ def _load(folder: Path) -> TokenFile | None:
         meta = json.loads((folder / "meta.json").read_text())
         tokens = np.memmap(folder / "tokens.bin", dtype=meta["dtype"], mode="r")
         starts = np.load(folder / "starts.npy", mmap_mode="r")
-    except (OSError, ValueError, KeyError):
+        complete = len(tokens) == meta["tokens"] and len(starts) == meta["documents"] + 1
+        # The last start says how many tokens there must be: each document has one more than places.
+        complete = complete and int(starts[-1]) + meta["documents"] == meta["tokens"]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, OverflowError):
         return None
-    if len(tokens) != meta["tokens"] or len(starts) != meta["documents"] + 1:
+    if not complete:
         return None
     return TokenFile(tokens, starts)
 
@@ -99,13 +106,7 @@ def _write(folder: Path, source: Source, tokenizer: BaseTokenizer) -> None:
         dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
         starts, count = [0], 0
         with (work / "tokens.bin").open("wb") as out:
-            bar = tqdm(
-                source.documents(),
-                desc="Tokenizing",
-                unit=" documents",
-                mininterval=0.5 if sys.stderr.isatty() else 10.0,
-            )
-            for text in bar:
+            for text in _with_progress(source.documents()):
                 tokens = np.asarray(tokenizer.encode(text, add_bos=True, add_eos=True), dtype=dtype)
                 if len(tokens) < 2:
                     continue
@@ -131,17 +132,37 @@ def _write(folder: Path, source: Source, tokenizer: BaseTokenizer) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
+def _with_progress(documents: Iterator[str]) -> Iterator[str]:
+    """``documents``, with a bar on a terminal and now and then a line elsewhere."""
+    if sys.stderr.isatty():
+        yield from tqdm(documents, desc="Tokenizing", unit=" documents", mininterval=0.5)
+        return
+    count, said = 0, time.monotonic()
+    for count, text in enumerate(documents, 1):
+        yield text
+        if time.monotonic() - said > _LOG_SECONDS:
+            said = time.monotonic()
+            logger.info(f"Tokenizing: {count:,} documents so far")
+    logger.info(f"Tokenized {count:,} documents")
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as handle:
         deadline = time.monotonic() + _LOCK_SECONDS
+        waited = False
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise DataError(f"another process holds {path} for too long") from None
+                    raise DataError(
+                        f"waited {_LOCK_SECONDS:.0f} s for another process to tokenize: it holds {path}"
+                    ) from None
+                if not waited:
+                    logger.info(f"Waiting for the process that tokenizes (it holds {path})")
+                waited = True
                 time.sleep(0.1)
         yield
 
