@@ -472,6 +472,25 @@ def adapt_config(config: Trainer.Config) -> FaultTolerantTrainer.Config:
     return FaultTolerantTrainer.Config(**values)
 
 
+def check_supported(config: FaultTolerantTrainer.Config) -> None:
+    """Refuse what torchtitan can and this plugin cannot yet, rather than train it wrongly.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    for axis in ("tensor", "pipeline", "context", "expert"):
+        name = f"{axis}_parallel_degree"
+        if getattr(config.parallelism, name) > 1:
+            raise ValueError(
+                f"parallelism.{name} > 1 is not supported yet: a domain's ranks share by FSDP only"
+            )
+    if config.parallelism.data_parallel_replicate_degree > 1:
+        raise ValueError(
+            "parallelism.data_parallel_replicate_degree > 1 is not supported: "
+            "redundancy is fault_tolerance.overlap"
+        )
+
+
 def _persistent_buffers(parts: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     found = {}
     for part in parts:

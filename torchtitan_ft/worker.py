@@ -23,15 +23,16 @@ def main(argv: list[str] | None = None) -> None:
     runtime.activate()
     try:
         path = _take_value(arguments, "--config")
-        from .trainer import adapt_config
+        from .trainer import adapt_config, check_supported
 
         loaded = load_config(path, arguments, adapt=adapt_config)
         from .launch.chaos import parse
 
         try:
             parse(loaded.config.fault_tolerance.chaos)
+            check_supported(loaded.config)
         except ValueError as error:
-            raise ConfigError(f"fault_tolerance.chaos: {error}") from error
+            raise ConfigError(f"{path}: {error}") from error
     except ConfigError as error:
         print(f"torchtitan-ft: {error}", file=sys.stderr)
         raise SystemExit(2) from None

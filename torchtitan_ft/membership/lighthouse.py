@@ -176,7 +176,7 @@ class Membership:
     # Between domains; the leader only.
 
     def _lead(self, reports: list[Any], deadline: float) -> World:
-        waiting_for, said = "the lighthouse", ""
+        waiting_for, trouble, said = "the lighthouse", "", ""
         while time.monotonic() < deadline:
             try:
                 quorum = self._client.quorum(
@@ -194,9 +194,10 @@ class Membership:
                     },
                 )
             except (RuntimeError, TimeoutError) as error:
-                waiting_for = f"the lighthouse ({error})"
+                trouble = f" (the lighthouse: {error})"
                 time.sleep(_ASK_AGAIN_SECONDS)
                 continue
+            trouble = ""
             proposal = self._proposal(quorum)
             if proposal is None:
                 waiting_for = "the lighthouse to count this domain in"
@@ -212,7 +213,7 @@ class Membership:
             time.sleep(_ASK_AGAIN_SECONDS)
         raise MembershipError(
             f"domain {self._config.domain} could not join a generation in time; "
-            f"it waited for {waiting_for}"
+            f"it waited for {waiting_for}{trouble}"
         )
 
     def _proposal(self, quorum: Quorum) -> World | str | None:
