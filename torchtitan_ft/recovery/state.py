@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,11 +41,7 @@ class Shard:
     @property
     def model_bytes(self) -> int:
         """Memory of the tensors that are not optimizer state."""
-        return sum(
-            t.numel() * t.element_size()
-            for name, t in self.tensors.items()
-            if not name.startswith("optimizer.")
-        )
+        return _bytes_of(t for n, t in self.tensors.items() if not n.startswith("optimizer."))
 
 
 def box_of(tensor: torch.Tensor) -> Box:
@@ -109,6 +105,14 @@ def optimizer_state_bytes(optimizers: Sequence[torch.optim.Optimizer]) -> int:
     """Bytes of the local optimizer state, whether it exists yet or not."""
     total = 0
     for optimizer in optimizers:
+        if optimizer.state:
+            total += _bytes_of(
+                local(v)
+                for s in optimizer.state.values()
+                for v in s.values()
+                if isinstance(v, torch.Tensor)
+            )
+            continue
         groups = [
             {
                 **group,
@@ -124,9 +128,12 @@ def optimizer_state_bytes(optimizers: Sequence[torch.optim.Optimizer]) -> int:
         ]
         twin = _construct(optimizer, groups)
         init_optim_state(twin)
-        values = [v for state in twin.state.values() for v in state.values()]
-        total += sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
+        total += _bytes_of(v for s in twin.state.values() for v in s.values())
     return total
+
+
+def _bytes_of(values: Iterable[Any]) -> int:
+    return sum(v.numel() * v.element_size() for v in values if isinstance(v, torch.Tensor))
 
 
 def like(
