@@ -30,6 +30,9 @@ from .summary import write_summary
 from .trainer import FaultTolerantTrainer, write_committed
 
 
+_SAME_FAILURE_LIMIT = 3
+
+
 class StateLost(RuntimeError):
     """More domains died than there were copies, and what they held is gone."""
 
@@ -93,6 +96,8 @@ class Supervisor:
         )
         self._faults: tuple[Fault, ...] = matching(parse(ft.chaos), ft.domain, rank)
         self._held: list[Salvage] = []
+        self._last_failure: tuple[tuple[str, ...], int] | None = None
+        self._repeats = 0
 
     def run(self) -> None:
         """Train until the job's steps are committed.
@@ -134,6 +139,9 @@ class Supervisor:
                 sockets.shut_down()
                 if not runtime.is_communication_failure(error):
                     raise
+                committed = trainer.committed if trainer else decision.step
+                if self._broke_again(world.domains, committed):
+                    raise
                 phase = trainer.phase if trainer else "build"
                 logger.warning(
                     f"Generation {world.generation} is broken in phase {phase}: "
@@ -169,6 +177,14 @@ class Supervisor:
         runtime.clear_dead_mesh_caches()
         gc.collect()  # torchtitan switches the collector off
         return chosen
+
+    def _broke_again(self, domains: tuple[str, ...], committed: int) -> bool:
+        """Whether the same domains have failed at the same step too often: nobody has died, so it
+        is not a death that they could recover from."""
+        same = self._last_failure == (domains, committed)
+        self._repeats = self._repeats + 1 if same else 1
+        self._last_failure = (domains, committed)
+        return self._repeats >= _SAME_FAILURE_LIMIT
 
     # What is written down; one process does, the first of the generation.
 
