@@ -43,7 +43,7 @@ venv="$(cd "$(dirname "$venv")" && pwd -P)/$(basename "$venv")"
 
 python="$venv/bin/python"
 complete="$venv/.torchtitan-ft-complete-$hash"
-ours="$venv/.torchtitan-ft-incomplete" # being made by this script: may be wiped
+ours="$venv.incomplete" # there while this script makes the environment: what is in it may be wiped
 
 # Where the environment takes torchtitan_ft from; from /, as Python looks in the current folder first.
 linked_to() {
@@ -102,11 +102,8 @@ install() {
         local base
         base="$(find_python)" || fail "needs Python 3.11 or newer (python3.11, python3.12, ..., python3)"
         say "making $venv with $("$base" --version)"
-        mkdir -p "$venv"
         touch "$ours"
-        # --clear empties the folder, the note included.
         "$base" -m venv --clear "$venv"
-        touch "$ours"
     elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
         fail "$venv has $("$python" --version); needs 3.11 or newer"
     fi
