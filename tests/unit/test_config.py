@@ -1,13 +1,15 @@
 from __future__ import annotations
 
-import logging
+import datetime
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from torchtitan_ft.config import ConfigError, format_config, load_config
+from torchtitan_ft.config.fields import convert
 from torchtitan_ft.trainer import FaultTolerantTrainer, adapt_config
 
 ROOT = Path(__file__).parents[2]
@@ -18,9 +20,9 @@ def load(path: Path, *overrides: str):
     return load_config(path, overrides, adapt=adapt_config)
 
 
-def write(folder: Path, text: str, name: str = "job.toml") -> Path:
+def write(folder: Path, text: str | bytes, name: str = "job.toml") -> Path:
     path = folder / name
-    path.write_text(text)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
 
 
@@ -61,7 +63,12 @@ mode = "full"
     assert type(config.activation_checkpoint).__qualname__ == "FullAC.Config"
     assert config.training.local_batch_size == 8  # the registry's
     assert loaded.sources["training.steps"] == str(path)
-    assert "training.local_batch_size" not in loaded.sources
+    assert loaded.sources["training.local_batch_size"] == "registry"
+    assert loaded.sources["optimizer.param_groups.0.optimizer_kwargs.lr"] == str(path)
+    assert loaded.sources["optimizer.param_groups.0.optimizer_kwargs.eps"] == "registry"
+    assert loaded.sources["activation_checkpoint"] == str(path)
+    assert loaded.sources["fault_tolerance.overlap"] == str(path)
+    assert loaded.sources["fault_tolerance.domains"] == "registry"
 
 
 def test_command_line_over_file_over_base_over_registry(tmp_path: Path) -> None:
@@ -88,7 +95,7 @@ def test_command_line_over_file_over_base_over_registry(tmp_path: Path) -> None:
     assert "llama3 debugmodel" in shown["model_spec"]
 
 
-BROKEN = {
+BROKEN: dict[str, tuple[str | bytes, list[str]]] = {
     "not toml": ("[job\n", ["not valid TOML", "line 1"]),
     "no job": ("[training]\nsteps = 1\n", ["[job] module is missing"]),
     "no config": ('[job]\nmodule = "llama3"\n', ["[job] config is missing"]),
@@ -137,6 +144,74 @@ BROKEN = {
         ["optimizer.param_groups[0]", "optimizer_name"],
     ),
     "torchtitan's own check": (JOB + '[checkpoint]\nfolder = ""\n', ["[checkpoint]", "folder"]),
+    "nan": (JOB + "[optimizer]\nlr = nan\n", ["optimizer.lr", "at least 0", "nan"]),
+    "beta": (JOB + "[optimizer]\nbeta1 = 1.0\n", ["optimizer.betas", "[0, 1)"]),
+    "unknown optimizer": (
+        JOB + '[optimizer]\nname = "AdamX"\n',
+        ["optimizer.name", "'AdamX'", "did you mean 'Adam"],
+    ),
+    "unknown argument of the optimizer": (
+        JOB
+        + '[[optimizer.param_groups]]\npattern = ".*"\noptimizer_name = "AdamW"\n'
+        + "optimizer_kwargs = {l = 0.1}\n",
+        ["optimizer_kwargs.l)", "no argument of AdamW", "did you mean 'lr'"],
+    ),
+    "bad pattern": (
+        JOB + '[[optimizer.param_groups]]\npattern = "("\noptimizer_name = "AdamW"\n',
+        ["optimizer.param_groups.0.pattern", "regular expression"],
+    ),
+    "unknown field of a group": (
+        JOB + '[[optimizer.param_groups]]\npatern = ".*"\noptimizer_name = "AdamW"\n',
+        ["optimizer.param_groups[0].patern", "did you mean 'pattern'"],
+    ),
+    "short key and groups": (
+        JOB
+        + '[optimizer]\nlr = 1.0\n[[optimizer.param_groups]]\npattern = ".*"\n'
+        + 'optimizer_name = "AdamW"\n',
+        ["optimizer.lr", "single group"],
+    ),
+    "schedule": (
+        JOB + '[parallelism]\npipeline_parallel_schedule = "2F1B"\n',
+        ["parallelism.pipeline_parallel_schedule", "'2F1B'", "1F1B"],
+    ),
+    "degree": (
+        JOB + "[parallelism]\ntensor_parallel_degree = 0\n",
+        ["parallelism.tensor_parallel_degree", "at least 1"],
+    ),
+    "shard degree": (
+        JOB + "[parallelism]\ndata_parallel_shard_degree = 0\n",
+        ["parallelism.data_parallel_shard_degree", "-1 or at least 1"],
+    ),
+    "global batch": (JOB + "[training]\nglobal_batch_size = 0\n", ["training.global_batch_size"]),
+    "max norm": (JOB + "[training]\nmax_norm = 0.0\n", ["training.max_norm", "above 0"]),
+    "steps": (JOB + "[training]\nsteps = -1\n", ["training.steps", "at least 0"]),
+    "log frequency": (JOB + "[metrics]\nlog_freq = 0\n", ["metrics.log_freq", "at least 1"]),
+    "decay": (JOB + "[lr_scheduler]\ndecay_ratio = 1.5\n", ["lr_scheduler.decay_ratio", "[0, 1]"]),
+    "warmup": (JOB + "[lr_scheduler]\nwarmup_steps = -1\n", ["lr_scheduler.warmup_steps"]),
+    "torchtitan's assertion": (JOB + "[validator]\nsteps = 0\n", ["[validator]", "steps"]),
+    "checks across tables": (
+        JOB + "[debug]\nbatch_invariant = true\n",
+        ["the settings together", "Batch-invariant"],
+    ),
+    "scalar for our table": ("fault_tolerance = 3\n" + JOB, ["'fault_tolerance' is a table"]),
+    "scalar for optimizer": ("optimizer = 3\n" + JOB, ["'optimizer' is a table"]),
+    "code is no setting": (JOB + "[model_spec]\nname = 'x'\n", ["unknown table 'model_spec'"]),
+    "ac mode is a list": (
+        JOB + '[activation_checkpoint]\nmode = ["full"]\n',
+        ["activation_checkpoint.mode", "['full']"],
+    ),
+    "ac key of another mode": (
+        JOB + '[activation_checkpoint]\nmode = "full"\nmemory_budget = 0.5\n',
+        ["unknown key 'activation_checkpoint.memory_budget'"],
+    ),
+    "ac key without checkpointing": (
+        JOB + '[activation_checkpoint]\nmode = "none"\ndebug = true\n',
+        ["activation_checkpoint.debug", "mode 'none'"],
+    ),
+    "empty module": ('[job]\nmodule = ""\nconfig = "x"\n', ["job.module", "a name"]),
+    "relative module": ('[job]\nmodule = ".x"\nconfig = "x"\n', ["job] module '.x'"]),
+    "not utf-8": (b"\xff = 1\n", ["not valid UTF-8"]),
+    "base is no name": ("base = 3\n" + JOB, ["'base' must be the name of a file", "3"]),
     "torchft's key": (JOB + "[fault_tolerance]\ngroup_size = 2\n", ["group_size", "overlap"]),
 }
 
@@ -160,7 +235,13 @@ def test_broken_file_is_one_clear_error(name: str, tmp_path: Path) -> None:
         (["--training.steps", "abc"], ["training.steps", "abc"]),
         (["--training.stepz", "3"], ["training.stepz"]),
         (["--training.seq_len", "0"], ["command line", "training.seq_len", "at least 1"]),
-        (["--fault_tolerance.overlap", "7"], ["[0.0, 1.0]"]),
+        (["--fault_tolerance.overlap", "7"], ["fault_tolerance.overlap", "[0.0, 1.0]"]),
+        (["--training.stepz", "3"], ["did you mean '--training.steps'"]),
+        (["--training.dtype", "float3"], ["training.dtype", "'float3'", "'bfloat16'"]),
+        (["--training.steps"], ["training.steps", "Missing value"]),
+        (["--validator.steps", "0"], ["validation steps must be positive or -1"]),
+        (["--optimizer.param_groups.0.optimizer_kwargs.lr", "-1"], ["optimizer.lr", "at least 0"]),
+        (["activation-checkpoint:ful"], ["activation-checkpoint:ful"]),
     ],
 )
 def test_broken_command_line_is_one_clear_error(
@@ -168,8 +249,51 @@ def test_broken_command_line_is_one_clear_error(
 ) -> None:
     with pytest.raises(ConfigError) as error:
         load(write(tmp_path, JOB), *arguments)
+    message = str(error.value)
+    assert message.startswith("command line: ")
+    assert "\n" not in message
     for part in parts:
-        assert part in str(error.value)
+        assert part in message
+
+
+def test_command_line_names_its_settings(tmp_path: Path) -> None:
+    loaded = load(
+        write(tmp_path, JOB + "[training]\ngc_debug = true\n"),
+        "--training.steps=10",  # what it was already
+        "--training.no-gc-debug",
+        "--fault-tolerance.domains",
+        "3",
+        "--dataloader.no-shuffle",
+        "--dump_folder",
+        "elsewhere",
+        "--optimizer.param-groups.0.optimizer-kwargs.lr",
+        "0.5",
+        "activation-checkpoint:full",
+    )
+    config, sources = loaded.config, loaded.sources
+    assert (config.training.steps, config.training.gc_debug) == (10, False)
+    assert (config.dataloader.shuffle, config.fault_tolerance.domains) == (False, 3)
+    assert config.dump_folder == "elsewhere"
+    assert config.optimizer.param_groups[0].optimizer_kwargs["lr"] == 0.5
+    assert type(config.activation_checkpoint).__qualname__ == "FullAC.Config"
+    assert {p for p, s in sources.items() if s == "command line"} >= {
+        "training.steps",
+        "training.gc_debug",
+        "fault_tolerance.domains",
+        "dataloader.shuffle",
+        "dump_folder",
+        "optimizer.param_groups.0.optimizer_kwargs.lr",
+    }
+    assert sources["training.seq_len"] == "registry"
+
+
+def test_help_shows_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        load(write(tmp_path, JOB), "--help")
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for part in ("--training.steps", "--fault-tolerance.overlap", "--dataloader.dataset-path"):
+        assert part in shown
 
 
 def test_missing_files_and_circles(tmp_path: Path) -> None:
@@ -189,8 +313,50 @@ def test_error_inside_a_users_module_is_shown(
     (tmp_path / "my_broken_jobs.py").write_text("import no_such_package_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     path = write(tmp_path, '[job]\nmodule = "my_broken_jobs"\nconfig = "x"\n')
-    with pytest.raises(ConfigError, match=r"importing my_broken_jobs failed.*no_such_package"):
+    with pytest.raises(ConfigError, match=r"importing my_broken_jobs.*failed.*no_such_package"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "parts"),
+    [
+        ("def small(:\n", "small", ["SyntaxError"]),
+        ("raise RuntimeError('no luck')\n", "small", ["RuntimeError: no luck"]),
+        ("def small(size):\n    pass\n", "small", ["small() failed", "size"]),
+        ("def small():\n    return 3\n", "small", ["returned int, no Trainer.Config"]),
+        ("def small():\n    pass\n", "smal", ["'smal' is not in", "did you mean 'small'"]),
+        ("small = 3\n", "small", ["'small' is not in"]),
+    ],
+)
+@pytest.mark.parametrize("package", [False, True])
+def test_errors_of_a_users_module(
+    package: bool,
+    code: str,
+    name: str,
+    parts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if package:
+        (tmp_path / "my_jobs").mkdir()
+        (tmp_path / "my_jobs" / "__init__.py").touch()
+        (tmp_path / "my_jobs" / "config_registry.py").write_text(code)
+    else:
+        (tmp_path / "my_jobs.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = write(tmp_path, f'[job]\nmodule = "my_jobs"\nconfig = "{name}"\n')
+    try:
+        with pytest.raises(ConfigError) as error:
+            load(path)
+    finally:
+        forget("my_jobs")
+    for part in ["job.toml", "[job]", *parts]:
+        assert part in str(error.value)
+
+
+def forget(package: str) -> None:
+    for name in [m for m in sys.modules if m.partition(".")[0] == package]:
+        del sys.modules[name]
 
 
 def test_users_own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,73 +369,143 @@ def test_users_own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     path = write(tmp_path, '[job]\nmodule = "my_jobs"\nconfig = "small"\n')
-    assert load(path).config.training.steps == 3
+    try:
+        assert load(path).config.training.steps == 3
+    finally:
+        forget("my_jobs")
 
 
-def test_file_of_torchtitan_0_2(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="torchtitan_ft.config.loader"):
-        config = load(ROOT / "tests/unit/data/llama3_debug_0_2.toml").config
-    reports = [r.message for r in caplog.records if "torchtitan 0.2" in r.message]
-    assert len(reports) == 1
-    for part in (
-        "[profiling] is [profiler]",
-        "training.dataset is dataloader.dataset",
-        "job.description",
-    ):
-        assert part in reports[0]
-    assert config.model_spec is not None
-    assert (config.model_spec.name, config.model_spec.flavor) == ("llama3", "debugmodel")
-    assert config.dump_folder == "./old_outputs"
-    assert (config.debug.print_config, config.debug.save_config_file) == (True, "config.json")
-    assert (config.debug.seed, config.debug.deterministic) == (7, False)
-    assert (config.profiler.enable_profiling, config.profiler.profile_freq) == (True, 10)
-    assert config.hf_assets_path == "./assets/tokenizer"
-    assert (config.dataloader.dataset, config.dataloader.dataset_path) == ("c4_test", "./somewhere")
-    assert (config.validator.freq, config.validator.steps) == (5, 10)
-    assert config.validator.dataloader.dataset == "c4_validation"
-    assert config.training.disable_cuda_graphs
-    assert config.optimizer.implementation == "foreach"
-    (group,) = config.optimizer.param_groups
-    assert group.optimizer_name == "AdamW"
-    assert group.optimizer_kwargs == {
-        "lr": 7e-4,
-        "betas": (0.8, 0.99),
-        "eps": 1e-8,
-        "weight_decay": 0.2,
-    }
-    assert type(config.activation_checkpoint).__qualname__ == "FullAC.Config"
-    assert config.fault_tolerance.overlap == 0.25
+def test_a_job_of_another_trainer(tmp_path: Path) -> None:
+    def adapt(config):
+        raise TypeError("unexpected field 'encoder'")
+
+    with pytest.raises(ConfigError, match=r"job\.toml.*'llama3' cannot be used.*encoder"):
+        load_config(write(tmp_path, JOB), adapt=adapt)
+
+
+def test_checks_see_all_files_together(tmp_path: Path) -> None:
+    # Neither file is valid without the other: asynchronous tensor parallelism needs the compiler.
+    write(tmp_path, JOB + "[compile]\nenable_async_tensor_parallel = true\n", "base.toml")
+    path = write(tmp_path, 'base = "base.toml"\n[compile]\nenable = true\n', "top.toml")
+    assert load(path).config.compile.enable_async_tensor_parallel
+    with pytest.raises(ConfigError, match=r"base\.toml: \[compile\]: Async TP requires"):
+        load(tmp_path / "base.toml")
+
+
+def test_job_is_inherited_key_by_key(tmp_path: Path) -> None:
+    write(tmp_path, JOB, "base.toml")
+    path = write(tmp_path, 'base = "base.toml"\n[job]\nconfig = "llama3_8b"\n', "top.toml")
+    assert load(path).config.model_spec.flavor == "8B"
+    path = write(tmp_path, 'base = "base.toml"\n[job]\nconfig = "llama3_9b"\n', "top.toml")
+    with pytest.raises(ConfigError, match=r"top\.toml.*'llama3_9b'.*did you mean 'llama3_[78]"):
+        load(path)
+
+
+def test_optimizer_over_a_base(tmp_path: Path) -> None:
+    groups = (
+        '[[optimizer.param_groups]]\npattern = ".*"\noptimizer_name = "Adam"\n'
+        "optimizer_kwargs = {lr = 0.5, betas = [0.5, 0.6]}\n"
+    )
+    write(tmp_path, JOB + groups, "base.toml")
+    path = write(tmp_path, 'base = "base.toml"\n[optimizer]\nbeta2 = 0.7\n', "top.toml")
+    (group,) = load(path).config.optimizer.param_groups
+    assert group.optimizer_name == "Adam"
+    assert group.optimizer_kwargs == {"lr": 0.5, "betas": (0.5, 0.7)}
+    write(tmp_path, JOB + "[optimizer]\nlr = 0.25\n", "base.toml")
+    path = write(tmp_path, 'base = "base.toml"\n' + groups, "top.toml")
+    loaded = load(path)
+    (group,) = loaded.config.optimizer.param_groups
+    assert group.optimizer_kwargs == {"lr": 0.5, "betas": [0.5, 0.6]}
+    assert loaded.sources["optimizer.param_groups.0.optimizer_kwargs.lr"] == str(path)
+
+
+def test_activation_checkpoint_over_a_base(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        JOB + '[activation_checkpoint]\nmode = "selective"\n'
+        'preserve_rng_state = false\nforce_recompute_mm_shapes_by_fqns = ["x"]\n',
+        "base.toml",
+    )
+
+    def over(table: str):
+        text = 'base = "base.toml"\n[activation_checkpoint]\n' + table
+        return load(write(tmp_path, text, "top.toml"))
+
+    kept = over("debug = true\n").config.activation_checkpoint
+    assert (kept.debug, kept.preserve_rng_state) == (True, False)
+    assert kept.force_recompute_mm_shapes_by_fqns == ["x"]
+    other = over('mode = "full"\n')
+    assert type(other.config.activation_checkpoint).__qualname__ == "FullAC.Config"
+    assert other.config.activation_checkpoint.preserve_rng_state
+    assert other.sources["activation_checkpoint.preserve_rng_state"].endswith("top.toml")
+    assert "activation_checkpoint = FullAC " in format_config(other)
+    off = over('mode = "none"\n')
+    assert off.config.activation_checkpoint is None
+    assert off.sources["activation_checkpoint"].endswith("top.toml")
+    text = JOB + '[activation_checkpoint]\nmode = "memory_budget"\n[compile]\nenable = true\n'
+    budget = load(write(tmp_path, text)).config.activation_checkpoint
+    assert type(budget).__qualname__ == "MemoryBudgetAC.Config"
+
+
+def test_the_registrys_config_is_left_alone(tmp_path: Path) -> None:
+    from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+    base = llama3_debugmodel()
+    text = JOB + '[training]\nsteps = 3\n[activation_checkpoint]\nmode = "none"\n'
+    config = load_config(write(tmp_path, text), adapt=lambda _: base).config
+    assert (config.training.steps, config.activation_checkpoint) == (3, None)
+    assert base.activation_checkpoint is not None
+    assert base.training == llama3_debugmodel().training
+
+
+def test_every_field_is_shown_with_its_source(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path, JOB + "[optimizer]\nlr = 0.5\n"))
+    lines = format_config(loaded).splitlines()
+    shown = {line.split(" = ")[0] for line in lines}
+    assert shown == set(loaded.sources)
+    assert {"fault_tolerance.overlap", "validator.dataloader.dataset", "loss.num_chunks"} <= shown
+    (lr,) = [line for line in lines if "optimizer_kwargs.lr" in line]
+    assert "= 0.5 " in lr
+    assert lr.endswith("job.toml")
 
 
 @pytest.mark.parametrize(
-    ("old", "name"),
+    ("value", "annotation", "expected"),
     [
-        ("[experimental]\ncustom_import = 'x'", "experimental"),
-        ("[memory_estimation]\nenabled = true", "memory_estimation"),
-        ("[quantize.linear.float8]\nrecipe_name = 'rowwise'", "quantize"),
-        ("[model]\nconverters = ['float8']", "model.converters"),
-        ("[model]\ntokenizer_path = 'x'", "model.tokenizer_path"),
-        ("[optimizer]\nearly_step_in_backward = true", "optimizer.early_step_in_backward"),
-        ("[parallelism]\ndisable_loss_parallel = true", "parallelism.disable_loss_parallel"),
-        (
-            "[parallelism]\ncontext_parallel_rotate_method = 'alltoall'",
-            "parallelism.context_parallel_rotate_method",
-        ),
-        (
-            "[parallelism]\nexpert_tensor_parallel_degree = 2",
-            "parallelism.expert_tensor_parallel_degree",
-        ),
-        (
-            "[activation_checkpoint]\nmode = 'selective'\nselective_ac_option = '2'",
-            "activation_checkpoint.selective_ac_option",
-        ),
-        ("[fault_tolerance]\nenable = true", "fault_tolerance.enable"),
+        (1, float, 1.0),
+        (1, float | int, 1),
+        ("none", str | None, None),
+        ("none", str | int, "none"),
+        (["a", "b"], list[str], ["a", "b"]),
+        (["a", {"k": 1}], str | tuple[str, dict[str, int]], ("a", {"k": 1})),
+        ([["a"], []], list[list[str]] | None, [["a"], []]),
+        ({"a": 1}, dict[str, float], {"a": 1.0}),
+        (2, Literal[1, 2], 2),
     ],
 )
-def test_keys_without_successor_are_refused_by_name(old: str, name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as error:
-        load(write(tmp_path, JOB + old + "\n"))
-    assert f"'{name}'" in str(error.value)
+def test_convert(value: object, annotation: object, expected: object) -> None:
+    result = convert(value, annotation, file="f", path="p")
+    assert result == expected
+    assert type(result) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        (True, float),
+        (True, int),
+        (True, Literal[1, 2]),
+        ("a", list[str]),
+        ([1], list[str]),
+        (["a"], tuple[str, int]),
+        ({"a": "b"}, dict[str, int]),
+        (1.0, int | None),
+        (datetime.date(2020, 1, 1), str),
+    ],
+)
+def test_convert_refuses(value: object, annotation: object) -> None:
+    with pytest.raises(ConfigError, match="f: 'p"):
+        convert(value, annotation, file="f", path="p")
 
 
 @pytest.mark.parametrize(
@@ -290,5 +526,8 @@ def test_shipped_files_load(file: Path) -> None:
 
 
 def test_importing_config_is_light() -> None:
-    code = "import sys, torchtitan_ft.config; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, torchtitan_ft.config; "
+        "sys.exit(bool({'torch', 'torchtitan', 'tyro'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

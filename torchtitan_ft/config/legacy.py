@@ -1,6 +1,7 @@
 """Files written for torchtitan 0.2: renamed keys are mapped, keys without successor refused by name.
 
-Also the short spellings that stay useful: ``[optimizer] name/lr/...`` for a single group of parameters.
+A key without successor that says what 0.2 did anyway (``disable_loss_parallel = false``) is dropped and
+reported: complete dumps of an old configuration load.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, nearest
 
 _RENAMED_TABLES = {"profiling": "profiler", "validation": "validator"}
 
@@ -27,46 +28,62 @@ _RENAMED_KEYS = {
     "validator.dataset_path": "validator.dataloader.dataset_path",
 }
 
-_IGNORED = {"job.description"}
+_REMOVED = "it was removed from torchtitan"
+_CONVERTERS = "use a registry function with converters, such as llama3_debugmodel_float8"
+_OWN_MODULE = "name your own module in [job] module"
 
-_GONE = {
-    "job.custom_config_module": "name your own module in [job] module",
-    "job.config_file": "it is the --config argument",
-    "experimental": "name your own module in [job] module",
-    "memory_estimation": "it was removed from torchtitan",
-    "quantize": "use a registry function with converters, such as llama3_debugmodel_float8",
-    "model.converters": "use a registry function with converters, such as llama3_debugmodel_float8",
-    "model.tokenizer_path": "use hf_assets_path",
-    "model.print_after_conversion": "it was removed from torchtitan",
-    "optimizer.early_step_in_backward": "it was removed from torchtitan",
-    "parallelism.disable_loss_parallel": "it was removed from torchtitan",
-    "parallelism.context_parallel_rotate_method": "it was removed from torchtitan",
-    "parallelism.expert_tensor_parallel_degree": "it was removed from torchtitan",
-    "parallelism.pipeline_parallel_expert_parallel_overlap": "it was removed from torchtitan",
-    "parallelism.pipeline_parallel_split_points": "use parallelism.module_fqns_per_model_part",
-    "activation_checkpoint.selective_ac_option": "selective checkpointing is per operator now",
-    "validator.local_batch_size": "validation uses training.local_batch_size",
-    "validator.seq_len": "validation uses training.seq_len",
+_GONE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "job.custom_config_module": (("",), _OWN_MODULE),
+    "job.config_file": (("",), "it is the --config argument"),
+    "model.converters": (([],), _CONVERTERS),
+    "model.tokenizer_path": (("",), "use hf_assets_path"),
+    "model.print_after_conversion": ((False,), _REMOVED),
+    "optimizer.early_step_in_backward": ((False,), _REMOVED),
+    "parallelism.disable_loss_parallel": ((False,), _REMOVED),
+    "parallelism.context_parallel_rotate_method": (("allgather",), _REMOVED),
+    "parallelism.expert_tensor_parallel_degree": ((1,), _REMOVED),
+    "parallelism.pipeline_parallel_expert_parallel_overlap": ((True,), _REMOVED),
+    "parallelism.pipeline_parallel_split_points": (
+        ([],),
+        "use parallelism.module_fqns_per_model_part",
+    ),
+    "parallelism.expert_parallel_comm_backend": (
+        ("standard",),
+        "use a registry function that chooses it, such as deepseek_v3_debugmodel_hybridep",
+    ),
+    "activation_checkpoint.early_stop": ((False,), _REMOVED),
+    "activation_checkpoint.selective_ac_option": (
+        ("op",),
+        "selective checkpointing is per operator now",
+    ),
+}
+"""Path -> values that are dropped with a report instead, and what to do about all others."""
+
+_IGNORED = ("job.description", "checkpoint.enable_ft_dataloader_checkpoints")
+
+_LOADER_DEFAULTS = {
+    "num_workers": 0,
+    "persistent_workers": False,
+    "pin_memory": False,
 }
 
-_OLD_FAULT_TOLERANCE = {
-    "enable",
-    "process_group",
-    "process_group_timeout_ms",
-    "replica_id",
-    "group_size",
-    "min_replica_size",
-    "semi_sync_method",
-}
-
-_OPTIMIZER_WORDS = {
-    "name": "optimizer_name",
-    "lr": "lr",
-    "beta1": "betas",
-    "beta2": "betas",
-    "eps": "eps",
-    "weight_decay": "weight_decay",
-}
+_TORCHFT_KEYS = frozenset(
+    {
+        "enable",
+        "process_group",
+        "process_group_timeout_ms",
+        "replica_id",
+        "group_size",
+        "min_replica_size",
+        "semi_sync_method",
+        "sync_steps",
+        "should_quantize",
+        "fragment_sync_delay",
+        "fragment_update_alpha",
+        "num_fragments",
+        "module_fqns_per_model_fragment",
+    }
+)
 
 
 @dataclass
@@ -74,129 +91,166 @@ class Translated:
     """The tables of one file, in today's names."""
 
     tables: dict[str, Any]
+    model: dict[str, str] = field(default_factory=dict)
+    """``name`` and ``flavor`` of 0.2's ``[model]``."""
     notes: list[str] = field(default_factory=list)
-    """What was renamed or ignored, for one report."""
+    """What was renamed or ignored, for one report; empty for a file of today."""
 
 
 def translate(tables: dict[str, Any], file: str) -> Translated:
-    """Today's names for ``tables``.
+    """Today's names for ``tables``; ``tables`` itself is left alone.
 
     Raises:
-        ConfigError: for a key that has no successor.
+        ConfigError: for a key that has no successor, or that is given by both its names.
     """
     result = Translated(deepcopy(tables))
     tables, notes = result.tables, result.notes
     for old, new in _RENAMED_TABLES.items():
-        if old in tables:
-            _merge(tables, new, tables.pop(old))
+        if isinstance(tables.get(old), dict):
+            _move(tables, old, new, file)
             notes.append(f"[{old}] is [{new}]")
     for path in _IGNORED:
         if _pop(tables, path) is not None:
             notes.append(f"{path} is ignored")
-    _drop_disabled(tables, notes)
-    for path, hint in _GONE.items():
-        value = _get(tables, path)
-        if value is None:
-            continue
-        if value in ([], {}, ""):  # said nothing in 0.2 either
-            _pop(tables, path)
-            notes.append(f"{path} is ignored")
-        else:
-            raise ConfigError(f"{file}: {path!r} has no successor in torchtitan 0.3: {hint}")
+    _drop_unused(tables, notes)
+    _refuse_gone(tables, notes, file)
     for old, new in _RENAMED_KEYS.items():
-        value = _pop(tables, old)
-        if value is not None:
-            *parents, key = new.split(".")
-            _merge(tables, ".".join(parents), {key: value})
+        if _get(tables, old) is not None:
+            _move(tables, old, new, file)
             notes.append(f"{old} is {new}")
-    _model(tables, notes, file)
-    if notes:
+    _loader(tables, notes, file)
+    _model(result, file)
+    _activation_checkpoint(tables, notes, file)
+    _fault_tolerance(tables, notes, file)
+    if notes and isinstance(tables.setdefault("training", {}), dict):
         # Files of that time know no CUDA graphs, which are on by default now.
-        tables.setdefault("training", {}).setdefault("disable_cuda_graphs", True)
+        tables["training"].setdefault("disable_cuda_graphs", True)
     for table in ("job", "model"):
         if tables.get(table) == {}:
             del tables[table]
     return result
 
 
-def _drop_disabled(tables: dict[str, Any], notes: list[str]) -> None:
-    """Tables of features that are gone, or mean something else now, but are switched off there."""
-    estimation = tables.get("memory_estimation")
-    if isinstance(estimation, dict) and not estimation.get("enabled"):
-        del tables["memory_estimation"]
-        notes.append("[memory_estimation] is ignored")
+def _drop_unused(tables: dict[str, Any], notes: list[str]) -> None:
+    """Tables and keys of features that are switched off in the file."""
+    unused = []
+    estimation = _get(tables, "memory_estimation")
+    if isinstance(estimation, dict) and not (estimation.get("enable") or estimation.get("enabled")):
+        unused.append("memory_estimation")
+    experimental = _get(tables, "experimental")
+    if isinstance(experimental, dict) and not any(experimental.values()):
+        unused.append("experimental")
+    if not _get(tables, "model.converters"):  # without converters it did nothing
+        unused.append("quantize")
     mode = _get(tables, "activation_checkpoint.mode")
-    if (
-        _get(tables, "activation_checkpoint.selective_ac_option") is not None
-        and mode != "selective"
+    if mode is not None and mode != "selective":
+        unused.append("activation_checkpoint.selective_ac_option")
+    for key in ("local_batch_size", "seq_len"):  # the training's are used now
+        same = _get(tables, f"validator.{key}") == _get(tables, f"training.{key}")
+        if same or not _get(tables, "validator.enable"):
+            unused.append(f"validator.{key}")
+    for path in unused:
+        if _pop(tables, path) is not None:
+            notes.append(f"{path} is ignored")
+
+
+def _refuse_gone(tables: dict[str, Any], notes: list[str], file: str) -> None:
+    for path, hint in (
+        ("experimental", _OWN_MODULE),
+        ("memory_estimation", _REMOVED),
+        ("validator.local_batch_size", "validation uses training.local_batch_size"),
+        ("validator.seq_len", "validation uses training.seq_len"),
     ):
-        _pop(tables, "activation_checkpoint.selective_ac_option")
-        notes.append("activation_checkpoint.selective_ac_option is ignored")
-    for path in ("optimizer.early_step_in_backward", "parallelism.disable_loss_parallel"):
-        if _get(tables, path) is False:
+        if _get(tables, path) is not None:
+            raise _gone(path, hint, file)
+    for path, (harmless, hint) in _GONE.items():
+        value = _get(tables, path)
+        if value is None:
+            continue
+        if not any(value == h and type(value) is type(h) for h in harmless):
+            raise _gone(path, hint, file)
+        _pop(tables, path)
+        notes.append(f"{path} is ignored")
+
+
+def _gone(path: str, hint: str, file: str) -> ConfigError:
+    return ConfigError(f"{file}: {path!r} has no successor in torchtitan 0.3: {hint}")
+
+
+def _loader(tables: dict[str, Any], notes: list[str], file: str) -> None:
+    """``[training.dataloader]``: the workers of torchtitan's loaders, which ours does without."""
+    for key, default in _LOADER_DEFAULTS.items():
+        path = f"training.dataloader.{key}"
+        value = _get(tables, path)
+        if value is not None and value == default:
             _pop(tables, path)
             notes.append(f"{path} is ignored")
-    old = tables.get("fault_tolerance")
-    if isinstance(old, dict) and old.get("enable") is False and set(old) <= _OLD_FAULT_TOLERANCE:
+    rest = _get(tables, "training.dataloader")
+    if isinstance(rest, dict):
+        for key in list(rest):
+            _move(tables, f"training.dataloader.{key}", f"dataloader.{key}", file)
+            notes.append(f"training.dataloader.{key} is dataloader.{key}")
+        _pop(tables, "training.dataloader")
+
+
+def _model(result: Translated, file: str) -> None:
+    table = result.tables.get("model", {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: 'model' is a table, got {table!r}")
+    for key in table:
+        known = ["name", "flavor", "hf_assets_path"]
+        if key not in known:
+            raise ConfigError(f"{file}: unknown key {f'model.{key}'!r}{nearest(key, known)}")
+    for key in ("name", "flavor"):
+        value = _pop(result.tables, f"model.{key}")
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise ConfigError(f"{file}: 'model.{key}' must be a string, got {value!r}")
+        result.model[key] = value
+        result.notes.append(f"model.{key} is {'[job] module' if key == 'name' else '[job] config'}")
+
+
+def _activation_checkpoint(tables: dict[str, Any], notes: list[str], file: str) -> None:
+    """0.2 had the keys of all modes in one table, used or not."""
+    table = tables.get("activation_checkpoint")
+    if not isinstance(table, dict):
+        return
+    old, new = "per_op_sac_force_recompute_mm_shapes_by_fqns", "force_recompute_mm_shapes_by_fqns"
+    if old in table:
+        _move(tables, f"activation_checkpoint.{old}", f"activation_checkpoint.{new}", file)
+        notes.append(f"activation_checkpoint.{old} is {new}")
+    mode = table.get("mode")
+    if not notes or mode is None:
+        return
+    unused: list[str] = []
+    if mode != "selective":
+        unused.append(new)
+    if mode != "memory_budget":
+        unused += ["memory_budget", "visualize_memory_budget_pareto"]
+    if mode == "none":
+        unused += ["preserve_rng_state", "determinism_check", "debug"]
+    for name in unused:
+        if table.pop(name, None) is not None:
+            notes.append(f"activation_checkpoint.{name} is ignored")
+
+
+def _fault_tolerance(tables: dict[str, Any], notes: list[str], file: str) -> None:
+    """torchft's keys under our table's name."""
+    table = tables.get("fault_tolerance")
+    if not isinstance(table, dict):
+        return
+    old = sorted(_TORCHFT_KEYS & set(table))
+    if not old:
+        return
+    if table.get("enable") is False and len(old) == len(table):
         del tables["fault_tolerance"]
         notes.append("[fault_tolerance] of torchft is ignored")
-
-
-def refuse_old_fault_tolerance(tables: dict[str, Any], file: str) -> None:
-    """torchft's keys under our table's name; raises :class:`ConfigError` naming the first."""
-    for key in sorted(_OLD_FAULT_TOLERANCE & set(tables.get("fault_tolerance", {}))):
-        raise ConfigError(
-            f"{file}: 'fault_tolerance.{key}' is torchft's; here redundancy is "
-            "fault_tolerance.overlap, and domains are fault_tolerance.domain and domains"
-        )
-
-
-def _model(tables: dict[str, Any], notes: list[str], file: str) -> None:
-    model = tables.get("model")
-    if not isinstance(model, dict) or not {"name", "flavor"} & set(model):
         return
-    name, flavor = model.pop("name", None), model.pop("flavor", None)
-    if not name or not flavor:
-        raise ConfigError(f"{file}: [model] needs both name and flavor")
-    config = f"{name}_{str(flavor).lower()}"
-    job = tables.setdefault("job", {})
-    job.setdefault("module", name)
-    job.setdefault("config", config)
-    notes.append(f"model.name and model.flavor are [job] module = {name!r}, config = {config!r}")
-
-
-def short_optimizer(
-    table: dict[str, Any], groups: list[Any], file: str
-) -> tuple[dict[str, Any], str | None, dict[str, Any]]:
-    """Take name, lr, beta1, ... out of an ``[optimizer]`` table.
-
-    Returns:
-        The rest of the table, the optimizer's name if given, and keyword arguments for its one group.
-
-    Raises:
-        ConfigError: if there is more than one group to apply them to, or a value is no number.
-    """
-    found = {k: v for k, v in table.items() if k in _OPTIMIZER_WORDS}
-    rest = {k: v for k, v in table.items() if k not in _OPTIMIZER_WORDS}
-    if not found:
-        return rest, None, {}
-    if "param_groups" in rest or len(groups) != 1:
-        key = next(iter(found))
-        raise ConfigError(
-            f"{file}: 'optimizer.{key}' is for a single group of parameters; set it in "
-            "[[optimizer.param_groups]] optimizer_kwargs"
-        )
-    name = found.pop("name", None)
-    if name is not None and not isinstance(name, str):
-        raise ConfigError(f"{file}: 'optimizer.name' must be a string, got {name!r}")
-    for key, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{file}: 'optimizer.{key}' must be a number, got {value!r}")
-    beta1, beta2 = groups[0].optimizer_kwargs.get("betas", (0.9, 0.95))
-    kwargs: dict[str, Any] = {k: float(v) for k, v in found.items() if not k.startswith("beta")}
-    if {"beta1", "beta2"} & set(found):
-        kwargs["betas"] = (float(found.get("beta1", beta1)), float(found.get("beta2", beta2)))
-    return rest, name, kwargs
+    raise ConfigError(
+        f"{file}: 'fault_tolerance.{old[0]}' is torchft's; here redundancy is fault_tolerance.overlap, "
+        "and domains are fault_tolerance.domain and domains"
+    )
 
 
 def _get(tables: dict[str, Any], path: str) -> Any:
@@ -214,9 +268,22 @@ def _pop(tables: dict[str, Any], path: str) -> Any:
     return table.pop(key, None) if isinstance(table, dict) else None
 
 
-def _merge(tables: dict[str, Any], path: str, values: Any) -> None:
+def _move(tables: dict[str, Any], old: str, new: str, file: str) -> None:
+    """Give the value at ``old`` the name ``new``; tables are merged."""
+    _put(tables, new, _pop(tables, old), old, file)
+
+
+def _put(tables: dict[str, Any], path: str, value: Any, old: str, file: str) -> None:
+    *parents, key = path.split(".")
     table = tables
-    for name in path.split(".") if path else []:
+    for i, name in enumerate(parents):
         table = table.setdefault(name, {})
-    if isinstance(values, dict):
-        table.update({k: v for k, v in values.items() if k not in table})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{file}: {'.'.join(parents[: i + 1])!r} is a table, got {table!r}")
+    if isinstance(value, dict) and isinstance(table.get(key), dict):
+        for name, item in value.items():
+            _put(tables, f"{path}.{name}", item, f"{old}.{name}", file)
+    elif key in table:
+        raise ConfigError(f"{file}: {old!r} is the old name of {path!r}, and both are given")
+    else:
+        table[key] = value
