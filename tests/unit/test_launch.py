@@ -120,13 +120,14 @@ def test_a_dead_domain_does_not_fail_the_run(run: Run) -> None:
 
 def test_a_failed_run_says_what_happened(run: Run) -> None:
     launcher = run.start("die,raise,quiet", 3)
-    _, errors = launcher.communicate(timeout=60)
+    out, errors = launcher.communicate(timeout=60)
     assert launcher.returncode == 1
     assert "the run did not complete; no step was committed" in errors
     assert "domain 0: killed by SIGKILL" in errors
     assert "domain 1: exit status 1" in errors
     assert "    ValueError: the moon is full" in errors
     assert "domain 2: exit status 0" in errors
+    assert "ChildFailedError" not in out
     assert not run.left()
 
 
@@ -270,6 +271,7 @@ def test_worker_arguments() -> None:
 def test_last_errors_leave_torchruns_report_out() -> None:
     log = """W1201 05:00:00.1 10 torch/distributed/run.py:800] note
 [titan] root - INFO - fine
+[titan] root - WARNING - careful
 [titan] root - ERROR - domain 0 could not join a generation in time
 E1201 05:00:01.2 10 torch/distributed/elastic/multiprocessing/api.py:900] failed (exitcode: 1)
 Traceback (most recent call last):

@@ -22,7 +22,7 @@ import psutil
 from ..events import read_events
 from . import chaos, processes
 from .lighthouse import Lighthouse
-from .live import View, is_torchrun, is_trouble
+from .live import View, begins_report, is_torchrun, is_trouble
 
 _STRAGGLER_SECONDS = 15.0
 """How long the other domains may take to leave once one has finished the run."""
@@ -340,11 +340,13 @@ def last_errors(log: str) -> list[str]:
     """The last lines of a worker's output that say what went wrong, without torchrun's report."""
     lines: list[str] = []
     for line in log.splitlines():
-        if is_torchrun(line) and lines:
+        if begins_report(line):
             break
         if line.strip() and not is_torchrun(line):
             lines.append(line)
-    return ([line for line in lines if is_trouble(line)] or lines)[-_TAIL_LINES:]
+    trouble = [line for line in lines if is_trouble(line)]
+    errors = [line for line in trouble if " - WARNING - " not in line]
+    return (errors or trouble or lines)[-_TAIL_LINES:]
 
 
 def _drain(pipe: IO[bytes], log: IO[bytes], view: View, domain: str) -> None:

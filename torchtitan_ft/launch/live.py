@@ -32,6 +32,7 @@ _TROUBLE = re.compile(
     r"|^torchtitan-ft: "
 )
 _TORCHRUN = re.compile(r"^[IWEF]\d{4} .*torch/distributed/(elastic|run|launcher)")
+_TORCHRUN_REPORT = re.compile(r"^E\d{4} .*torch/distributed/elastic")
 _BUFFERED_LINES = 5000
 _LINE_LENGTH = 2000
 
@@ -44,6 +45,11 @@ def is_trouble(line: str) -> bool:
 def is_torchrun(line: str) -> bool:
     """Whether torchrun itself says this."""
     return bool(_TORCHRUN.match(line)) or "torch.distributed.elastic" in line
+
+
+def begins_report(line: str) -> bool:
+    """Whether this is where torchrun reports a failed worker, at length, as the last it does."""
+    return bool(_TORCHRUN_REPORT.match(line))
 
 
 class EventTail:
@@ -209,6 +215,8 @@ class View:
         self._tail: EventTail | None = None
         self._items: deque[Callable[[], None]] = deque()
         self._dropped = 0
+        self._reporting: set[str] = set()
+        self._warnings: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._main, name="view", daemon=True)
         self._thread.start()
@@ -281,10 +289,18 @@ class View:
 
     def _show_line(self, domain: str, line: str) -> None:
         plain = _ANSI.sub("", line)
+        _, warns, warning = plain.partition(" - WARNING - ")
+        known = bool(warns) and warning in self._warnings
+        if warns and len(self._warnings) < _BUFFERED_LINES:
+            self._warnings.add(warning)
+        if begins_report(plain):
+            self._reporting.add(domain)
+        if domain in self._reporting:
+            return  # the launcher says it in a line
         if domain == self._run.shown():
             if not is_torchrun(plain):
                 self._print(Text(f"[{domain}] ") + Text.from_ansi(line))
-        elif is_trouble(plain):
+        elif is_trouble(plain) and not known:  # every domain gives most warnings
             self._print(Text(f"[{domain}] {plain}"))
 
     def _print(self, text: Text) -> None:
