@@ -508,21 +508,36 @@ def test_convert_refuses(value: object, annotation: object) -> None:
         convert(value, annotation, file="f", path="p")
 
 
+SHIPPED = {  # overlap, domains, ranks of a domain
+    "llama3_debug": (0.0, 1, -1),
+    "llama3_debug_ft": (0.25, 4, -1),
+    "llama3_8b_ft": (0.125, 8, 8),
+    "llama3_70b_ft": (0.05, 64, 8),
+}
+
+
 @pytest.mark.parametrize(
     "file", sorted((ROOT / "train_configs").glob("*.toml")), ids=lambda f: f.name
 )
 def test_shipped_files_load(file: Path) -> None:
     config = load(file).config
-    assert config.model_spec is not None
-    assert (
-        config.fault_tolerance.overlap
-        == {
-            "llama3_debug": 0.0,
-            "llama3_debug_ft": 0.25,
-            "llama3_8b_ft": 0.125,
-            "llama3_70b_ft": 0.05,
-        }[file.stem]
+    ft, parallel = config.fault_tolerance, config.parallelism
+    ranks = (
+        parallel.data_parallel_replicate_degree
+        * parallel.data_parallel_shard_degree
+        * parallel.tensor_parallel_degree
+        * parallel.pipeline_parallel_degree
+        * parallel.context_parallel_degree
     )
+    assert (ft.overlap, ft.domains, ranks) == SHIPPED[file.stem]
+    assert config.debug.seed is not None
+    if "debug" not in file.stem:
+        assert config.checkpoint.enable
+        assert not config.checkpoint.last_save_model_only  # could not be resumed
+        assert config.training.seq_len == 8192
+        assert config.training.mixed_precision_param == "bfloat16"
+        rows = config.training.local_batch_size * ranks * ft.domains
+        assert config.training.global_batch_size % rows == 0
 
 
 def test_importing_config_is_light() -> None:

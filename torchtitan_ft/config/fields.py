@@ -240,5 +240,5 @@ def _name(annotation: Any) -> str:
 
 
 def _describe(value: Any) -> str:
-    kind = {str: "the string ", list: "the list ", dict: "the table "}
+    kind: dict[Any, str] = {str: "the string ", list: "the list ", dict: "the table "}
     return f"{kind.get(type(value), '')}{value!r}"
