@@ -174,6 +174,7 @@ class _Launch:
                     self._start(name, address, folder / "logs" / f"domain-{name}.log", view)
             self._watch(view, folder / "summary.json", before)
             if self.signals:
+                view.mute()
                 view.say(f"{signal.Signals(self.signals[0]).name}: ending all domains")
             self._end(self.mark)
             for domain in self.domains:
@@ -249,11 +250,13 @@ class _Launch:
         )
 
     def _start(self, name: str, lighthouse: str, log: Path, view: View) -> None:
+        # torchrun's own log folder would stay behind in /tmp, with the error of a generation that the
+        # domain survived taken for the cause of its end.
         command = [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", "1", "--nproc-per-node", str(self.job.nproc_per_domain)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-            *("--max-restarts", "0"),
+            *("--max-restarts", "0", "--log-dir", os.devnull),
             *("-m", self.job.worker, *self.job.arguments(name)),
         ]
         file = log.open("wb", buffering=0)

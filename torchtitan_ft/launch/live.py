@@ -215,6 +215,7 @@ class View:
         self._tail: EventTail | None = None
         self._items: deque[Callable[[], None]] = deque()
         self._dropped = 0
+        self._muted = False
         self._reporting: set[str] = set()
         self._warnings: set[str] = set()
         self._closing = threading.Event()
@@ -234,8 +235,14 @@ class View:
     def exited(self, domain: str, status: int) -> None:
         self._items.append(lambda: self._run.exited(domain, status))
 
+    def mute(self) -> None:
+        """Show no more of the domains' output: they are being ended, and say so at length."""
+        self._muted = True
+
     def line(self, domain: str, line: str) -> None:
         """A line of a domain's output."""
+        if self._muted:
+            return
         if len(self._items) >= _BUFFERED_LINES:
             self._dropped += 1
         else:
