@@ -29,7 +29,6 @@ from .recovery.state import Salvage
 from .summary import write_summary
 from .trainer import FaultTolerantTrainer, write_committed
 
-
 _SAME_FAILURE_LIMIT = 3
 
 
