@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from .bounds import Bounds
+
 
 @dataclass(kw_only=True, slots=True)
 class FaultToleranceConfig:
@@ -23,19 +25,34 @@ class FaultToleranceConfig:
     `training.global_batch_size` is -1: local_batch_size * data-parallel degree at this many domains.
     """
 
+    min_domains: int = 1
+    """While fewer domains than this live, they hold their state and wait for others."""
+
+    failure_timeout_seconds: float = 2.0
+    """
+    How long a silent domain is waited for. The one choice of its kind: heartbeats, acknowledgements,
+    the stages of a rebuild and the bound on a step follow from it, and are logged once at the start.
+    """
+
+    step_timeout_seconds: float = 0.0
+    """
+    A rank that makes no progress in a step for this long is taken for hung. 0 follows the measured
+    steps: five times the slowest of the last 20, and at least four times `failure_timeout_seconds`.
+    """
+
     start_timeout_seconds: float = 300.0
     """How long to wait for `domains` domains before the first step; then a clear error."""
 
-    rebuild_timeout_seconds: float = 30.0
-    """Bound on each stage of a rebuild: agreeing on the members, connecting, restoring state."""
-
-    heartbeat_timeout_ms: int = 500
-    """A domain silent for this long is dead to the lighthouse (embedded lighthouse only)."""
-
-    join_timeout_ms: int = 5000
+    min_domains_timeout_seconds: float = 600.0
     """
-    How long the lighthouse waits for a live but late domain before it goes on without it. Keep it
-    above the longest time a survivor needs to leave a broken step (embedded lighthouse only).
+    How long to wait for `min_domains` domains. Then the state in memory is written as a checkpoint,
+    if it is complete, and the run ends.
+    """
+
+    drain_timeout_seconds: float = 60.0
+    """
+    After SIGTERM a domain finishes its step, hands over its shard and leaves; it has this long. A
+    second SIGTERM ends it at once.
     """
 
     chaos: str = ""
@@ -54,12 +71,33 @@ class FaultToleranceConfig:
                 "fault_tolerance.domain must be a name of letters, digits, '-', '_' or '.', "
                 f"got {self.domain!r}"
             )
-        for name in ("start_timeout_seconds", "rebuild_timeout_seconds"):
+        for name in (
+            "failure_timeout_seconds",
+            "start_timeout_seconds",
+            "min_domains_timeout_seconds",
+            "drain_timeout_seconds",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"fault_tolerance.{name} must be positive")
-        if self.heartbeat_timeout_ms < 100:
-            raise ValueError("fault_tolerance.heartbeat_timeout_ms must be at least 100")
-        if self.join_timeout_ms < self.heartbeat_timeout_ms:
+        if self.failure_timeout_seconds < 0.2:
             raise ValueError(
-                "fault_tolerance.join_timeout_ms must not be below heartbeat_timeout_ms"
+                "fault_tolerance.failure_timeout_seconds must be at least 0.2: a healthy process "
+                "may be off the processor for that long"
             )
+        if self.step_timeout_seconds < 0:
+            raise ValueError("fault_tolerance.step_timeout_seconds must not be negative")
+        if 0 < self.step_timeout_seconds < 2 * self.failure_timeout_seconds:
+            raise ValueError(
+                "fault_tolerance.step_timeout_seconds must be at least twice "
+                f"failure_timeout_seconds ({self.failure_timeout_seconds:g}), or 0 to follow the steps"
+            )
+        if not 1 <= self.min_domains <= self.domains:
+            raise ValueError(
+                f"fault_tolerance.min_domains must be in [1, domains = {self.domains}], "
+                f"got {self.min_domains}"
+            )
+
+    @property
+    def bounds(self) -> Bounds:
+        """Every other bound on waiting."""
+        return Bounds(self.failure_timeout_seconds)

@@ -1,4 +1,4 @@
-from .lighthouse import Membership, MembershipError
+from .domain import Membership, MembershipError
 from .world import World, global_rank
 
 __all__ = ["Membership", "MembershipError", "World", "global_rank"]

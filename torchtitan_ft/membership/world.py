@@ -26,7 +26,18 @@ class World:
     store_address: str
     """host:port of the TCPStore of this generation; its process may die."""
     reports: tuple[Any, ...]
-    """What each domain said of itself when it joined, by ft index: a JSON value per rank of it."""
+    """
+    What each domain said of itself when it joined, by ft index: a JSON value per rank of it. Empty
+    for a domain that was no member of the last generation.
+    """
+    ids: tuple[str, ...] = ()
+    """Of the domains' leading processes, by ft index."""
+    addresses: tuple[str, ...] = ()
+    """Where they answer whether they are alive, by ft index."""
+    newcomers: tuple[str, ...] = ()
+    """Domains that were no members of the last generation; none in a run's first."""
+    giving_up: bool = False
+    """Fewer than ``min_domains`` are left and none will come: only to bring the state to safety."""
 
     @property
     def ranks(self) -> int:
@@ -55,8 +66,8 @@ class World:
         return World(
             **{
                 **data,
-                "domains": tuple(data["domains"]),
-                "reports": tuple(data["reports"]),
+                **{n: tuple(data[n]) for n in ("domains", "reports", "ids", "addresses")},
+                "newcomers": tuple(data["newcomers"]),
                 "local_rank": local_rank,
             }
         )
