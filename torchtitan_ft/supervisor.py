@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,15 +21,19 @@ from torchtitan.tools.logging import logger
 
 from . import runtime
 from .config import FaultToleranceConfig
+from .config.bounds import StepBound
 from .events import EventLog, last_committed, rotate
-from .launch.chaos import Fault, matching, parse
-from .membership import Membership, World
-from .membership.lighthouse import connect
+from .faults import Injector
+from .launch.chaos import matching, parse
+from .membership import Membership, MembershipError, World
+from .membership.domain import connect
+from .membership.lobby import Lobby
+from .membership.watch import Loss, Progress, Watch
 from .mesh import outer_degree
-from .recovery.protocol import Decision, decide, read_reports
+from .recovery.protocol import Decision, Ledger, decide, read_reports
 from .recovery.state import Salvage
 from .summary import write_summary
-from .trainer import FaultTolerantTrainer, write_committed
+from .trainer import Boundary, FaultTolerantTrainer, NoCheckpoint, Process, write_committed
 
 _SAME_FAILURE_LIMIT = 3
 
@@ -37,46 +43,46 @@ class StateLost(RuntimeError):
 
 
 @dataclass
-class _Failure:
-    """A generation that ended too early, and when what happened after it."""
+class _Ended:
+    """How the last generation ended, as seen by one of its members."""
 
     world: World
-    phase: str
     step: int
-    began: float
-    """When the phase that broke was entered (unix seconds): no earlier can the death be felt."""
     noticed: float
-    """When this rank was out of the broken operation (unix seconds)."""
+    """When this rank was out of it (unix seconds)."""
+    phase: str = ""
+    """That broke; empty if the generation ended at a step boundary."""
+    began: float = 0.0
+    """When the lost domain was last known to live (unix seconds), or, where no loss was seen, when the
+    phase that broke was entered."""
+    left: tuple[str, ...] = ()
+    """Domains that said goodbye."""
 
 
 @dataclass
-class _Recovery:
-    """When what happened on the way to a whole generation (unix seconds)."""
+class _Times:
+    """Of a new generation, in unix seconds."""
 
-    failure: _Failure | None
-    decision: Decision
     joined: float
     built: float = 0.0
 
-    def fields(self) -> dict[str, Any]:
-        """Of the ``recovered`` event. Detection counts from the start of the broken phase, which
-        is no later than the death: it bounds the time, and includes work that was going on."""
-        assert self.failure is not None
-        now, failure = time.time(), self.failure
-        built = self.built or now
-        return {
-            "seconds_detect": failure.noticed - failure.began,
-            "seconds_quorum": self.joined - failure.noticed,
-            "seconds_build": built - self.joined,
-            "seconds_restore": now - built,
-            "seconds_total": now - failure.began,
-            "action": self.decision.action,
-            "steps_lost": 0,
-        }
+
+@dataclass
+class _Guard:
+    """What looks after a generation while it lives."""
+
+    sockets: runtime.GlooSockets
+    watch: Watch
+    lobby: Lobby | None
+
+    def waiting(self) -> tuple[str, ...]:
+        """Domains that wait to be admitted, as far as this rank knows."""
+        return self.lobby.waiting if self.lobby else ()
 
 
 class Supervisor:
-    """Runs a job in this process, through as many generations as it takes.
+    """Runs a job in this process, through as many generations as it takes. Construct it in the main
+    thread.
 
     Args:
         config: the job.
@@ -90,92 +96,225 @@ class Supervisor:
         ft: FaultToleranceConfig = config.fault_tolerance
         self._membership = Membership(ft, outer=outer_degree(config.parallelism))
         rank = self._membership.local_rank
+        self._drain = runtime.Drain(ft.drain_timeout_seconds)
         self._events = EventLog(
             Path(config.dump_folder) / "ft" / "events.jsonl", domain=ft.domain, rank=rank
         )
-        self._faults: tuple[Fault, ...] = matching(parse(ft.chaos), ft.domain, rank)
+        self._process = Process(
+            events=self._events,
+            ledger=Ledger(),
+            progress=Progress(),
+            step_bound=StepBound(
+                ft.bounds,
+                fixed=ft.step_timeout_seconds,
+                first=config.comm.init_timeout_seconds,
+            ),
+            faults=Injector(matching(parse(ft.chaos), ft.domain, rank), self._events),
+            leaving=lambda: self._drain.asked,
+        )
         self._held: list[Salvage] = []
         self._last_failure: tuple[tuple[str, ...], int] | None = None
         self._repeats = 0
 
     def run(self) -> None:
-        """Train until the job's steps are committed.
+        """Train until the job's steps are committed, or until this domain has left.
 
         Raises:
             StateLost: if shards are gone for good.
             MembershipError: if no generation could be formed in time.
             Exception: whatever the user's own code raised.
         """
-        failure: _Failure | None = None
+        logger.info(self._config.fault_tolerance.bounds.describe())
         # What is imported by now stays. Left out of collections, the one between two generations
         # takes 20 ms instead of 500.
         gc.freeze()
+        ended: _Ended | None = None
         while True:
-            world = self._membership.join([asdict(s.state) for s in self._held])
-            decision = decide(read_reports(world.domains, world.reports))
-            recovery = _Recovery(failure, decision, joined=time.time())
-            sockets = runtime.GlooSockets(spare=self._membership.spare_ports(world))
-            trainer: FaultTolerantTrainer | None = None
-            try:
-                salvage = self._settle(decision)
-                if salvage and salvage.state.committed >= self._config.training.steps:
-                    self._report(world, None, salvage, recovery)
-                else:
-                    trainer = self._config.build(
-                        world=world, decision=decision, events=self._events, faults=self._faults
-                    )
-                    recovery.built = time.time()
-                    trainer.restore(salvage)
-                    self._report(world, trainer, salvage, recovery)
-                    failure = None
-                    trainer.train()
-                    trainer.close()
-                self._finish(world)
+            if ended is not None and self._membership.domain in ended.left:
+                self._say_goodbye()
                 break
-            except Exception as error:
-                noticed = time.time()
-                # First of all: whoever waits for us must learn that we are out.
-                sockets.shut_down()
-                if not runtime.is_communication_failure(error):
-                    raise
-                committed = trainer.committed if trainer else decision.step
-                if self._broke_again(world.domains, committed):
-                    raise
-                phase = trainer.phase if trainer else "build"
-                logger.warning(
-                    f"Generation {world.generation} is broken in phase {phase}: "
-                    f"{str(error).splitlines()[0]}"
-                )
-                if trainer is not None:
-                    self._held = trainer.salvage()
-                    trainer.close()
-                if failure is None:
-                    began = trainer.entered if trainer else noticed
-                    step = trainer.step if trainer else 0
-                    failure = _Failure(world, phase, step, began, noticed)
+            world = self._membership.join([asdict(s) for s in self._process.ledger.held])
+            assert world is not None
+            self._drain.busy(True)
+            ended = self._live(world, ended)
+            if ended is None:
+                break
         self._membership.leave()
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _settle(self, decision: Decision) -> Salvage | None:
+    def _live(self, world: World, ended: _Ended | None) -> _Ended | None:
+        """One generation; None when the run is complete."""
+        times = _Times(joined=time.time())
+        decision = decide(read_reports(world.domains, world.reports))
+        trainer: FaultTolerantTrainer | None = None
+        with self._guarded(world) as guard:
+            try:
+                self._settle(decision)
+                steps = self._config.training.steps
+                if self._held and decision.action != "lost" and decision.step >= steps:
+                    self._report(world, decision, None, ended, times)
+                    self._finish(world, guard)
+                    return None
+                trainer = self._config.build(
+                    world=world, decision=decision, process=self._process, waiting=guard.waiting
+                )
+                times.built = time.time()
+                trainer.restore(self._held)
+                self._report(world, decision, trainer, ended, times)
+                ended, self._held = None, []
+                if world.giving_up:
+                    self._give_up(world, trainer)
+                trainer.train()
+                trainer.close()
+                self._finish(world, guard)
+                return None
+            except Boundary as boundary:
+                assert trainer is not None
+                return self._at_boundary(world, guard, trainer, boundary)
+            except NoCheckpoint:
+                raise self._state_lost(decision) from None
+            except Exception as error:
+                return self._broken(world, guard, trainer, decision, ended, error)
+
+    @contextmanager
+    def _guarded(self, world: World) -> Iterator[_Guard]:
+        """Watch over a generation, from its first connection on."""
+        membership, bounds = self._membership, self._config.fault_tolerance.bounds
+        sockets = runtime.GlooSockets(
+            spare=membership.spare_ports(), store=int(world.store_address.rsplit(":", 1)[1])
+        )
+
+        def on_loss(loss: Loss) -> None:
+            logger.warning(f"Generation {world.generation}: {loss.reason}")
+            if loss.dead and loss.domain is not None:
+                membership.expel(world, loss.domain)
+
+        watch = Watch(
+            {
+                domain: address
+                for domain, address in zip(world.domains, world.addresses, strict=True)
+                if domain != world.domain or world.local_rank
+            },
+            silence=bounds.failure,
+            progress=self._process.progress,
+            on_loss=on_loss,
+            cut=sockets.shut_down,
+            on_stuck=membership.mute,
+        )
+        looks = world.rank == 0 and not world.giving_up
+        lobby = Lobby(lambda: membership.newcomers(world)) if looks else None
+        watch.start()
+        if lobby is not None:
+            lobby.start()
+        try:
+            yield _Guard(sockets, watch, lobby)
+        finally:
+            if lobby is not None:
+                lobby.stop()
+            watch.stop()
+            self._process.progress.mark(None)
+
+    # How a generation ends.
+
+    def _at_boundary(
+        self, world: World, guard: _Guard, trainer: FaultTolerantTrainer, boundary: Boundary
+    ) -> _Ended | None:
+        """Nobody is lost, and the last step is complete."""
+        noticed = time.time()
+        left = tuple(world.domains[i] for i in boundary.leaving)
+        try:
+            if len(left) == len(world.domains):
+                # There is nobody to hand anything over to.
+                if self._config.checkpoint.enable:
+                    trainer.save_now()
+                logger.info(f"All domains leave after step {trainer.step}")
+                trainer.close()
+                return None
+            trainer.hand_over(boundary.leaving)
+        except Exception as error:
+            decision = Decision("rerun", step=trainer.step)
+            return self._broken(world, guard, trainer, decision, None, error)
+        self._held = trainer.salvage()
+        trainer.close()
+        return _Ended(world, trainer.step, noticed, left=left)
+
+    def _broken(
+        self,
+        world: World,
+        guard: _Guard,
+        trainer: FaultTolerantTrainer | None,
+        decision: Decision,
+        ended: _Ended | None,
+        error: Exception,
+    ) -> _Ended:
+        """A peer is lost; raises ``error`` if it is not that."""
+        noticed, loss = time.time(), guard.watch.loss
+        # First of all: whoever waits for us must learn that we are out.
+        guard.sockets.shut_down()
+        if loss is None and not runtime.is_communication_failure(error):
+            raise error
+        committed = max(self._process.ledger.committed, decision.step)
+        if self._broke_again(world.domains, committed):
+            raise error
+        phase = trainer.phase if trainer else "build"
+        logger.warning(
+            f"Generation {world.generation} is broken in phase {phase}: "
+            f"{str(error).splitlines()[0]}"
+        )
+        if trainer is not None:
+            self._held = trainer.salvage() or self._held
+            trainer.close()
+        if ended is not None and ended.phase:
+            return ended  # the recovery from that one goes on
+        began = loss.last_alive if loss else trainer.entered if trainer else noticed
+        step = trainer.step if trainer else committed
+        return _Ended(
+            world, step, noticed, phase=phase, began=began, left=ended.left if ended else ()
+        )
+
+    def _say_goodbye(self) -> None:
+        """The state is handed over. Ask once more, so that the others need not wait for silence."""
+        self._drain.busy(False)
+        self._membership.join([], leaving=True)
+        logger.info(f"Domain {self._membership.domain} has left")
+
+    def _give_up(self, world: World, trainer: FaultTolerantTrainer) -> None:
+        """Too few domains are left, and nobody comes: bring the state to safety.
+
+        Raises:
+            MembershipError: always.
+        """
+        trainer.save_now()
+        ft = self._config.fault_tolerance
+        raise MembershipError(
+            f"fewer than min_domains = {ft.min_domains} domains live, and no other came within "
+            f"{ft.min_domains_timeout_seconds:g} s. The state of step {trainer.step} is saved as a "
+            "checkpoint; start the job again with checkpoint.enable to go on from it"
+        )
+
+    def _settle(self, decision: Decision) -> None:
         """Act on the decision: bring the held state to the agreed step, and let the dead go."""
-        if decision.action == "lost":
-            raise StateLost(
-                f"domains {', '.join(decision.lost)} died and nobody holds a copy of their shards. "
-                "Raise fault_tolerance.overlap to survive that many failures at once, or enable "
-                "[checkpoint] to have something to restart from."
-            )
-        chosen = None
-        for salvage in self._held:
-            if salvage.state.generation == decision.generation:
-                salvage.settle(decision.step)
-                chosen = salvage
-        self._held = [chosen] if chosen else []
+        if decision.action == "lost" and not self._config.checkpoint.enable:
+            raise self._state_lost(decision)
+        apply = self._process.ledger.settle(decision)
+        kept = {h.generation for h in self._process.ledger.held}
+        self._held = [s for s in self._held if s.generation in kept]
+        if decision.action != "lost":
+            for salvage in self._held:
+                salvage.settle(decision.step, roll_forward=apply)
         if dist.is_initialized():
             dist.destroy_process_group()
         runtime.clear_dead_mesh_caches()
         gc.collect()  # torchtitan switches the collector off
-        return chosen
+
+    @staticmethod
+    def _state_lost(decision: Decision) -> StateLost:
+        return StateLost(
+            f"domains {', '.join(decision.lost)} died and nobody holds a copy of their shards. "
+            "Raise fault_tolerance.overlap to survive that many failures at once, or enable "
+            "[checkpoint] to have something to go back to."
+        )
 
     def _broke_again(self, domains: tuple[str, ...], committed: int) -> bool:
         """Whether the same domains have failed at the same step too often: nobody has died, so it
@@ -185,39 +324,49 @@ class Supervisor:
         self._last_failure = (domains, committed)
         return self._repeats >= _SAME_FAILURE_LIMIT
 
-    # What is written down; one process does, the first of the generation.
+    # What is written down; one process does.
 
     def _report(
         self,
         world: World,
+        decision: Decision,
         trainer: FaultTolerantTrainer | None,
-        salvage: Salvage | None,
-        recovery: _Recovery,
+        ended: _Ended | None,
+        times: _Times,
     ) -> None:
-        if world.rank != 0:
+        if not world.speaks:
             return
-        write = self._events.write
-        if world.generation == 1 and recovery.decision.action == "start":
+        now = time.time()
+        first = decision.action == "start"
+        if first and world.generation == 1:
             rotate(self._events.path)
-        committed = trainer.committed if trainer else recovery.decision.step
-        record = salvage.record if salvage else None
-        if record and record.step == committed != last_committed(self._events.path):
+        step = trainer.step if trainer else decision.step
+
+        def write(event: str, **fields: Any) -> None:
+            self._events.write(event, generation=world.generation, step=step, **fields)
+
+        record = next((s.record for s in self._held if s.record), None)
+        if record and record.step == step and last_committed(self._events.path) != step:
             # The process whose part it was died between the commit and its event.
             write_committed(self._events, record, world.generation)
-        failure = recovery.failure
-        if failure is not None:
-            write(
-                "peer_lost",
-                generation=failure.world.generation,
-                step=failure.step,
-                domains=[d for d in failure.world.domains if d not in world.domains],
-                phase=failure.phase,
-            )
+        if ended is not None:
+            gone = [
+                d for d in ended.world.domains if d not in world.domains or d in world.newcomers
+            ]
+            lost = [d for d in gone if d not in ended.left]
+            if ended.phase or lost:
+                self._events.write(
+                    "peer_lost",
+                    generation=ended.world.generation,
+                    step=ended.step,
+                    domains=lost,
+                    phase=ended.phase or "boundary",
+                )
+            if ended.left:
+                write("domain_left", domains=list(ended.left))
         if trainer is not None:
             write(
                 "generation_formed",
-                generation=world.generation,
-                step=committed,
                 domains=list(world.domains),
                 copies=trainer.copies,
                 bytes_state=trainer.bytes_state,
@@ -225,16 +374,31 @@ class Supervisor:
                 global_batch=trainer.plan.global_batch,
                 seq_len=self._config.training.seq_len,
             )
-        if failure is not None:
-            write("recovered", generation=world.generation, step=committed, **recovery.fields())
+        if world.newcomers:
+            stall = now - (ended.noticed if ended else times.joined)
+            write("domain_joined", domains=list(world.newcomers), seconds_stall=stall)
+        if ended is not None and ended.phase:
+            built = times.built or now
+            lost_steps = decision.step - step if decision.action == "lost" else 0
+            write(
+                "recovered",
+                seconds_detect=ended.noticed - ended.began,
+                seconds_quorum=times.joined - ended.noticed,
+                seconds_build=built - times.joined,
+                seconds_restore=now - built,
+                seconds_total=now - ended.began,
+                action="checkpoint" if decision.action == "lost" else decision.action,
+                steps_lost=lost_steps,
+            )
 
-    def _finish(self, world: World) -> None:
+    def _finish(self, world: World, guard: _Guard) -> None:
         """Leave together: nobody goes before the summary is written, and its writer goes last.
 
         Raises:
             torch.distributed.DistError: if the writer died first; then the others do it again.
         """
-        bound = timedelta(seconds=self._config.fault_tolerance.rebuild_timeout_seconds)
+        guard.watch.stop()  # from here on, who closes its connections is done
+        bound = timedelta(seconds=self._config.fault_tolerance.bounds.rebuild)
         store = dist.PrefixStore(
             f"finish/{world.generation}", connect(world.store_address, bound.total_seconds())
         )

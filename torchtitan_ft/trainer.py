@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -25,21 +23,24 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchtitan.distributed import ParallelDims
+from torchtitan.tools.logging import logger
 from torchtitan.trainer import Trainer
 
 from . import patches, runtime
 from .config import FaultToleranceConfig
+from .config.bounds import StepBound
 from .data.loader import ElasticDataLoader
 from .data.order import BatchPlan
 from .events import EventLog
+from .faults import Injector
 from .initialization import set_initializers
-from .launch.chaos import Fault
 from .membership import World, global_rank
-from .membership.lighthouse import connect
+from .membership.domain import connect
+from .membership.watch import Progress
 from .mesh import FaultTolerantParallelDims, data_parallel_degree
 from .recovery.boxes import Box
-from .recovery.exchange import exchange, gather_json, publish
-from .recovery.protocol import Decision, HeldState
+from .recovery.exchange import Published, exchange, gather_json, publish
+from .recovery.protocol import Decision, Ledger
 from .recovery.state import (
     Salvage,
     Shard,
@@ -50,8 +51,33 @@ from .recovery.state import (
     optimizer_state_bytes,
     optimizer_tensors,
 )
-from .redundancy.placement import copies_for, holders_of, owners_held_by
+from .redundancy.placement import copies_for, holders_of, lost_owners, owners_held_by
 from .redundancy.shadow import Mirror, Shadow, check_optimizers
+from .stragglers import Stragglers
+
+
+@dataclass(frozen=True)
+class Process:
+    """What outlives the generations of a process, and each of them uses."""
+
+    events: EventLog
+    ledger: Ledger
+    progress: Progress
+    step_bound: StepBound
+    faults: Injector
+    leaving: Callable[[], bool] = lambda: False
+    """Whether this process has been asked to leave."""
+
+
+class Boundary(Exception):
+    """A generation ends between two steps: others wait to be admitted, or some leave."""
+
+    def __init__(self, leaving: tuple[int, ...], *, admit: bool) -> None:
+        super().__init__(f"admit: {admit}, leaving: {leaving}")
+        self.leaving = leaving
+        """Of the domains that leave, the index along the ft axis."""
+        self.admit = admit
+        """Whether newcomers wait."""
 
 
 class FaultTolerantTrainer(Trainer):
@@ -61,9 +87,8 @@ class FaultTolerantTrainer(Trainer):
         config: the job, as written for any world size.
         world: the generation.
         decision: what its members do with the state they have.
-        spare_ports: see :class:`runtime.GlooSockets`.
-        events: where the facts go.
-        faults: faults to inject into this process.
+        process: what this generation shares with the others.
+        waiting: names the domains that wait to be admitted, as far as this rank knows.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -77,15 +102,20 @@ class FaultTolerantTrainer(Trainer):
         *,
         world: World,
         decision: Decision,
-        events: EventLog,
-        faults: Sequence[Fault] = (),
+        process: Process,
+        waiting: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self.world = world
         self.decision = decision
-        self.events = events
-        self._faults = faults
+        self.process = process
+        self.ledger = process.ledger
+        self._waiting = waiting
+        self._boundary: Boundary | None = None
+        self._fresh = True
         self._store: dist.Store | None = None
-        self.phase, self.entered = "build", time.time()
+        self.step = decision.step
+        self._slow_bound = config.comm.init_timeout_seconds
+        self._enter("build")
         self.seed = config.debug.seed or 0
         self.plan = batch_plan(config, world)
         super().__init__(self._fit(config))
@@ -101,13 +131,14 @@ class FaultTolerantTrainer(Trainer):
             check_optimizers(self.optimizers.optimizers, config.optimizer.implementation)
         self.shadows: list[Shadow] = []
         self._mirror: Mirror | None = None
-        self.committed = 0
-        self.prepared = 0
         self.record: StepRecord | None = None
-        self._source: Salvage | None = None
+        self._sources: tuple[Salvage, ...] = ()
         self._restored = False
+        self._handed_over: dict[int, Shard] = {}
         self._loss = torch.zeros((), dtype=torch.float64, device=self.device)
         self._step_began = 0.0
+        self._computed = 0.0
+        self._stragglers = Stragglers(world.domains)
         self.optimizers.register_step_pre_hook(self._before_update)
         self.optimizers.register_step_post_hook(self._after_update)
         self._mark_phases()
@@ -119,7 +150,7 @@ class FaultTolerantTrainer(Trainer):
         config of our own, since building changes it in place."""
         assert isinstance(config.dataloader, ElasticDataLoader.Config)
         model = copy.deepcopy(config.model_spec.model)
-        restoring = self.decision.action != "start"
+        restoring = not self.from_checkpoint
         set_initializers(model, seed=self.seed, restoring=restoring)
         plan = self.plan
         return replace(
@@ -132,12 +163,22 @@ class FaultTolerantTrainer(Trainer):
             ),
             dataloader=replace(config.dataloader, seed=self.seed, global_batch=plan.global_batch),
             debug=replace(config.debug, seed=self.seed),
+            # The watch bounds every wait, from measured steps: what c10d waits must not be less.
+            comm=replace(config.comm, train_timeout_seconds=config.comm.init_timeout_seconds),
+            checkpoint=_for_emergency(config.checkpoint)
+            if self.world.giving_up
+            else config.checkpoint,
         )
+
+    @property
+    def from_checkpoint(self) -> bool:
+        """Whether the state comes from a checkpoint or the seed, not from the memory of peers."""
+        return self.decision.action in ("start", "lost")
 
     def init_distributed(self) -> ParallelDims:
         """The process group of this generation, and the meshes with the ft axis."""
         world, config = self.world, self.config
-        bound = self.fault_tolerance.rebuild_timeout_seconds
+        bound = self.fault_tolerance.bounds.rebuild
         self._store = connect(world.store_address, bound)
         # torchtitan's own init does this too: the spmd meshes live in a thread-local stack.
         torch.autograd.set_multithreading_enabled(False)
@@ -146,7 +187,7 @@ class FaultTolerantTrainer(Trainer):
             store=dist.PrefixStore(f"generation/{world.generation}", self._store),
             rank=world.rank,
             world_size=world.ranks,
-            timeout=timedelta(seconds=bound),
+            timeout=timedelta(seconds=max(bound, config.comm.init_timeout_seconds)),
         )
         return FaultTolerantParallelDims.from_world(config.parallelism, world)
 
@@ -172,22 +213,31 @@ class FaultTolerantTrainer(Trainer):
             {n: local(t) for n, t in whole.items()}, {n: box_of(t) for n, t in whole.items()}
         )
 
-    def restore(self, salvage: Salvage | None) -> None:
+    def restore(self, held: Sequence[Salvage]) -> None:
         """Put the state in place, and the shadows beside it. Collective.
 
-        The state comes from the memory of the live ranks (``salvage`` is this rank's part, None for
-        a newcomer), or, where nobody has any, from a checkpoint or the seed.
+        The state comes from the memory of the live ranks, or, where nobody has any, from a checkpoint
+        or the seed.
+
+        Args:
+            held: what this rank has; none on a newcomer.
+
+        Raises:
+            NoCheckpoint: if state was lost and there is none.
         """
-        decision = self.decision
-        if decision.action == "start":
-            self.checkpointer.load(step=self.config.checkpoint.load_step)
-            self.committed = self.step
+        self._sources = tuple(held)
+        salvage = next((s for s in held if s.generation == self.decision.generation), None)
+        self._enter("join" if self.world.domain in self.world.newcomers else "restore")
+        if self.from_checkpoint:
+            self._load_checkpoint()
         else:
-            self.committed = decision.step
+            self.step = self.decision.step
+        step = self.step
         # train() loads once more; by then the state is in place.
         self.checkpointer.load = _loaded  # type: ignore[method-assign]
+        self._mark_saving()
 
-        if decision.action == "start":
+        if self.from_checkpoint:
             have = [self.shard()] if self.copies else []
         else:
             have = list(salvage.shards.values()) if salvage else []
@@ -198,23 +248,39 @@ class FaultTolerantTrainer(Trainer):
         own = self.shard()
         owns = gather_json(publish([own]), self.device)
         self._make_shadows(owns, with_optimizer)
-        restoring = decision.action != "start"
+        self._enter("recovery")
+        restoring = not self.from_checkpoint
         need = ([own] if restoring else []) + [s.shard() for s in self.shadows]
         needs = [_needed(owns, r, self.world, self.copies, restoring) for r in range(len(owns))]
         exchange(have, need, haves, needs, self.device)
 
-        self._continue_from(self.committed)
-        self.record = salvage.record if salvage else None
+        self._continue_from(step)
+        self.record = salvage.record if salvage and restoring else None
         self._count_bytes()
-        self._source = salvage
         self._restored = True
+        self.ledger.restored(self.world.generation, self.world.domains, self.copies, step)
+
+    def _load_checkpoint(self) -> None:
+        """The newest complete checkpoint, as the first rank sees it; at the start else the seed.
+
+        Raises:
+            NoCheckpoint: if state was lost and there is none.
+        """
+        config = self.config.checkpoint
+        step = config.load_step
+        if self.decision.action == "lost":
+            finder: Any = self.checkpointer
+            seen = finder._find_load_step() if config.enable and self.world.rank == 0 else -1
+            step = gather_json(seen, self.device)[0]
+            if step < 0:
+                raise NoCheckpoint
+        self.checkpointer.load(step=step)
 
     def _make_shadows(self, owns: Sequence[Any], with_optimizer: bool) -> None:
         index, domains = self.world.ft_index, len(self.world.domains)
         owners = owners_held_by(index, domains, self.copies)
         for owner in owners:
-            published = owns[self._rank_of(owner)]
-            boxes = {n: Box(tuple(b[0][0]), tuple(b[0][1])) for n, b in published.items()}
+            boxes = _boxes(owns[self._rank_of(owner)])
             shadow = Shadow(owner, boxes, self.optimizers.optimizers, self._params)
             if with_optimizer:
                 create_optimizer_state(shadow.optimizers)
@@ -229,10 +295,10 @@ class FaultTolerantTrainer(Trainer):
 
     def _continue_from(self, step: int) -> None:
         """Set everything that is a function of the step alone."""
-        self.step = self.committed = self.prepared = step
+        self.step = step
         assert isinstance(self.dataloader, ElasticDataLoader)
         self.dataloader.step = step
-        if self.decision.action != "start":
+        if not self.from_checkpoint:
             self.lr_schedulers.load_state_dict({"last_epoch": step})
             for scheduler in self.lr_schedulers:
                 for group, lr in zip(
@@ -262,23 +328,15 @@ class FaultTolerantTrainer(Trainer):
             self.bytes_redundant[self.world.domains[ft_index]] += rank_redundant
 
     def salvage(self) -> list[Salvage]:
-        """The state in this rank's memory, when the generation has broken.
+        """The state in this rank's memory, when the generation has ended.
 
         Until a generation has committed a step, the state it was restored from is kept too: some
         other rank may have failed to restore its part.
         """
-        source = [self._source] if self._source else []
-        return [*source, self._own_salvage()] if self._restored else source
+        return [*self._sources, self._own_salvage()] if self._restored else list(self._sources)
 
     def _own_salvage(self) -> Salvage:
-        held = HeldState(
-            generation=self.world.generation,
-            domains=self.world.domains,
-            copies=self.copies,
-            committed=self.committed,
-            prepared=self.prepared,
-        )
-        salvage = Salvage(held, self._shards(), self.record, None)
+        salvage = Salvage(self.world.generation, self._shards(), self.record, None)
 
         def apply() -> None:
             # The optimizers themselves: the container's hooks would vote again.
@@ -292,7 +350,8 @@ class FaultTolerantTrainer(Trainer):
         return salvage
 
     def _shards(self) -> dict[int, Shard]:
-        return {self.world.ft_index: self.shard()} | {s.owner: s.shard() for s in self.shadows}
+        held = {s.owner: s.shard() for s in self.shadows}
+        return {self.world.ft_index: self.shard(), **held, **self._handed_over}
 
     # One step.
 
@@ -300,10 +359,25 @@ class FaultTolerantTrainer(Trainer):
         """torchtitan's step; see the module's docstring for what its hooks add."""
         self._step_began = time.perf_counter()
         self._loss.zero_()
+        self._computed = 0.0
         self._enter("before_step")
         super().train_step(data_iterator)
         self.ntokens_seen = self._tokens_share(self.step)
         self._enter("after_step")
+        self.process.step_bound.measured(time.perf_counter() - self._step_began)
+
+    def should_continue_training(self) -> bool:
+        """torchtitan's question before each step.
+
+        Raises:
+            Boundary: if the generation is to end here; the step before is complete.
+        """
+        if not super().should_continue_training():
+            return False
+        if self._boundary is not None:
+            boundary, self._boundary = self._boundary, None
+            raise boundary
+        return True
 
     def forward_backward_step(self, **kwargs: Any) -> torch.Tensor:
         """torchtitan's, with the loss remembered for the event of the step."""
@@ -319,8 +393,8 @@ class FaultTolerantTrainer(Trainer):
         self.record = self._sum_up()
         for message in messages:
             message.wait()
-        self.prepared = self.step
-        self._enter("vote", before_kill=self._start_vote)
+        self.ledger.prepare(self.step)
+        self._enter("vote", before=self._start_vote)
         if self.copies:
             self._start_vote().wait()
             self._check_vote()
@@ -337,16 +411,22 @@ class FaultTolerantTrainer(Trainer):
         batch, first = self.plan.global_batch, (self.step - 1) * self.plan.global_batch
         offsets = torch.tensor(self.dataloader.consumed, dtype=torch.float64) - first
         reads, sums_loss = self._roles()
-        total = torch.stack(
-            [
-                self._loss.cpu() * sums_loss,
-                torch.tensor(float(len(offsets) * reads), dtype=torch.float64),
-                offsets.sum() * reads,
-                (offsets * offsets).sum() * reads,
-            ]
-        ).to(self.device)
+        domains, index = len(self.world.domains), self.world.ft_index
+        sums = torch.zeros(5 + 2 * domains, dtype=torch.float64)
+        sums[0] = self._loss.cpu() * sums_loss
+        sums[1] = len(offsets) * reads
+        sums[2] = offsets.sum() * reads
+        sums[3] = (offsets * offsets).sum() * reads
+        sums[4] = len(self._waiting())
+        sums[5 + index] = self.process.leaving()
+        sums[5 + domains + index] = self._computed / self.world.ranks_per_domain
+        total = sums.to(self.device)
         dist.all_reduce(total)
-        loss, *seen = total.tolist()
+        loss, *rest = total.tolist()
+        seen, waiting, asked = rest[:3], rest[3], rest[4 : 4 + domains]
+        leaving = tuple(i for i, ranks in enumerate(asked) if ranks)
+        if waiting or leaving:
+            self._boundary = Boundary(leaving, admit=bool(waiting))
         expected = [batch, batch * (batch - 1) // 2, (batch - 1) * batch * (2 * batch - 1) // 6]
         if seen != expected:
             raise RuntimeError(
@@ -361,6 +441,8 @@ class FaultTolerantTrainer(Trainer):
             )
         samples = list(range(first, first + batch))
         seconds = time.perf_counter() - self._step_began
+        if self.world.rank == 0:
+            self._stragglers.measured(rest[4 + domains :], seconds)
         return StepRecord(self.step, loss, grad_norm, samples, seconds)
 
     def _roles(self) -> tuple[bool, bool]:
@@ -390,17 +472,70 @@ class FaultTolerantTrainer(Trainer):
     def _after_update(self, *_: Any) -> None:
         for shadow in self.shadows:
             shadow.step()
-        self.committed = self.step
-        self._source = None
+        self.ledger.commit(self.step)
+        self._sources = ()
+        self._fresh = False
         if self.world.rank == 0:
             assert self.record is not None
-            write_committed(self.events, self.record, self.world.generation)
+            write_committed(self.process.events, self.record, self.world.generation)
+            if (slow := self._stragglers.report()) is not None:
+                self.process.events.write(
+                    "straggler",
+                    generation=self.world.generation,
+                    step=self.step,
+                    slow_domain=slow.domain,
+                    ratio=slow.ratio,
+                    share=slow.share,
+                )
+                logger.warning(
+                    f"Domain {slow.domain} is slow: its layers take {slow.ratio:.1f} times as long "
+                    f"as the others', {slow.share:.0%} of the step"
+                )
         self._enter("after_commit")
+
+    # Leaving.
+
+    def hand_over(self, leaving: tuple[int, ...]) -> None:
+        """Bring the shards of domains that leave to others, where no copy of them stays. Collective;
+        the generation is whole, and between two steps."""
+        world, domains = self.world, len(self.world.domains)
+        staying = [i for i in range(domains) if i not in leaving]
+        orphans = lost_owners(staying, domains, self.copies)
+        if not orphans:
+            return
+        heirs = {owner: staying[n % len(staying)] for n, owner in enumerate(orphans)}
+        mine = self.shard()
+        owns = gather_json(publish([mine]), self.device)
+        needs: list[Published] = [{} for _ in owns]
+        inherited: dict[int, Shard] = {}
+        for rank in range(world.ranks):
+            local_rank, ft_index = place_of(rank, world)
+            for owner in (o for o, heir in heirs.items() if heir == ft_index):
+                published = owns[
+                    global_rank(owner, local_rank, domains, world.ranks_per_domain, world.outer)
+                ]
+                for name, boxes in published.items():
+                    needs[rank].setdefault(name, []).extend(boxes)
+                if rank == world.rank:
+                    inherited[owner] = _room_for(published, mine)
+        haves = [owns[r] if place_of(r, world)[1] in orphans else {} for r in range(world.ranks)]
+        have = [mine] if world.ft_index in orphans else []
+        exchange(have, list(inherited.values()), haves, needs, self.device)
+        self._handed_over = inherited
+        for owner in inherited:
+            self.ledger.take_over(owner)
+
+    def save_now(self) -> None:
+        """Write a whole checkpoint of the present step, whatever the interval is. Collective."""
+        saver: Any = self.checkpointer
+        saver.last_save_model_only = False
+        saver.save(self.step, last_step=True)
+        saver.maybe_wait_for_saving()
 
     # Phases and faults.
 
     def _mark_phases(self) -> None:
-        """Notice when forward and backward pass the middle of the model."""
+        """Notice when forward and backward pass the middle of the model, and what the layers take."""
         part = self.model_parts[0]
         layers = (
             list(part.get_submodule("layers").children()) if hasattr(part, "layers") else [part]
@@ -417,24 +552,67 @@ class FaultTolerantTrainer(Trainer):
 
         middle.register_forward_pre_hook(entering)
         middle.register_forward_hook(leaving)
+        if self.device.type == "cpu":  # elsewhere the layers run on after the call
+            self._time_layers(layers)
 
-    def _enter(self, phase: str, before_kill: Callable[[], object] = lambda: None) -> None:
+    def _mark_saving(self) -> None:
+        saver: Any = self.checkpointer
+        save = saver.save
+
+        def marked(step: int, last_step: bool = False) -> bool:
+            if saver.enable and saver._should_save(step, last_step):
+                self._enter("checkpoint")
+            saved: bool = save(step, last_step=last_step)
+            return saved
+
+        saver.save = marked
+
+    def _time_layers(self, layers: Sequence[nn.Module]) -> None:
+        """A layer's forward pass waits for nobody: FSDP has gathered its weights before."""
+        began = 0.0
+
+        def entering(*_: Any) -> None:
+            nonlocal began
+            began = time.perf_counter()
+
+        def leaving(*_: Any) -> None:
+            seconds = time.perf_counter() - began
+            self._computed += seconds + self.process.faults.slow_down(seconds)
+
+        for layer in layers:
+            layer.register_forward_pre_hook(entering)
+            layer.register_forward_hook(leaving)
+
+    def _enter(self, phase: str, before: Callable[[], object] = lambda: None) -> None:
+        """The main thread has come to ``phase``; ``before`` is called before a fault there."""
         self.phase, self.entered = phase, time.time()
-        for fault in self._faults:
-            if fault.step == self.step and fault.phase == phase:
-                self.events.write(
-                    "chaos",
-                    generation=self.world.generation,
-                    step=self.step,
-                    action=fault.action,
-                    phase=phase,
-                )
-                before_kill()
-                os.kill(os.getpid(), signal.SIGKILL)
+        bound: float | None = None
+        if len(self.world.domains) > 1:
+            bound = self.process.step_bound.of(first=self._fresh)
+            if phase in ("build", "restore", "recovery", "join", "checkpoint", "after_step"):
+                bound = max(self._slow_bound, bound)
+        self.process.progress.mark(bound)
+        self.process.faults.at(phase, self.step, self.world, before)
+
+
+class NoCheckpoint(Exception):
+    """State was lost, and there is no checkpoint to go back to."""
 
 
 def _loaded(step: int = -1) -> bool:
     return False
+
+
+def _for_emergency(config: Any) -> Any:
+    """Checkpoints that are written at once and hold everything, whether the job wants any or not."""
+    return replace(
+        config,
+        enable=True,
+        async_mode="disabled",
+        last_save_model_only=False,
+        last_save_in_hf=False,
+        enable_first_step_checkpoint=False,
+    )
 
 
 def write_committed(events: EventLog, record: StepRecord, generation: int) -> None:
@@ -501,11 +679,22 @@ def _persistent_buffers(parts: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     return found
 
 
+def _boxes(published: Published) -> dict[str, Box]:
+    """Of a single shard."""
+    return {n: Box(tuple(b[0][0]), tuple(b[0][1])) for n, b in published.items()}
+
+
+def _room_for(published: Published, like: Shard) -> Shard:
+    """Memory for another rank's shard, with the types of ``like``."""
+    boxes = _boxes(published)
+    return Shard({n: like.tensors[n].new_empty(box.size) for n, box in boxes.items()}, boxes)
+
+
 def _needed(
     owns: Sequence[Any], rank: int, world: World, copies: int, restoring: bool
 ) -> dict[str, Any]:
     """What ``rank`` must get, in the order it stores it: its own shard, then its shadows'."""
-    local_rank, ft_index = _place(rank, world)
+    local_rank, ft_index = place_of(rank, world)
     sources = [rank] if restoring else []
     for owner in owners_held_by(ft_index, len(world.domains), copies):
         sources.append(
@@ -520,7 +709,7 @@ def _needed(
     return needed
 
 
-def _place(rank: int, world: World) -> tuple[int, int]:
+def place_of(rank: int, world: World) -> tuple[int, int]:
     """(local rank, ft index) of a global rank."""
     inner = world.ranks_per_domain // world.outer
     outer_index, rest = divmod(rank, inner * len(world.domains))

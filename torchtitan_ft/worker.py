@@ -47,8 +47,8 @@ def main(argv: list[str] | None = None) -> None:
                 {
                     "dump_folder": config.dump_folder,
                     "steps": config.training.steps,
-                    "heartbeat_timeout_ms": ft.heartbeat_timeout_ms,
-                    "join_timeout_ms": ft.join_timeout_ms,
+                    "failure_timeout_seconds": ft.bounds.failure,
+                    "late_seconds": ft.bounds.late,
                 }
             )
         )

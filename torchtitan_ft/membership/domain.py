@@ -50,6 +50,7 @@ class Membership:
         self._config = config
         self._bounds = config.bounds
         self._outer = outer
+        self.domain = config.domain
         self.local_rank = int(os.environ.get("RANK", "0"))
         self.ranks_per_domain = int(os.environ.get("WORLD_SIZE", "1"))
         self._round = 0

@@ -77,6 +77,8 @@ class Watch(threading.Thread):
         on_loss: called in this thread, with the first loss noticed.
         cut: called in this thread, again and again from the first loss to ``stop``: frees the main
             thread from whatever it waits for.
+        on_stuck: called in this thread, once, if the main thread has not stopped the watch for as long
+            as ``silence`` after a loss: it waits for nothing that could be cut.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Watch(threading.Thread):
         progress: Progress,
         on_loss: Callable[[Loss], None],
         cut: Callable[[], object],
+        on_stuck: Callable[[], object],
     ) -> None:
         super().__init__(name="watch", daemon=True)
         self._peers = [_Peer(domain, address) for domain, address in peers.items()]
@@ -94,11 +97,10 @@ class Watch(threading.Thread):
         self._progress = progress
         self._on_loss = on_loss
         self._cut = cut
+        self._on_stuck = on_stuck
         self._end = threading.Event()
         self.loss: Loss | None = None
         """The first loss noticed."""
-        self.ports: set[int] = set()
-        """Own ports of its connections: not to be cut."""
 
     def stop(self) -> None:
         """End the watch; returns when nothing will be cut any more."""
@@ -115,9 +117,13 @@ class Watch(threading.Thread):
                     self._hear(key.data, selector)
                 # Only now: a thread that was kept from running must first read what has come.
                 self._judge()
-            while self.loss is not None and not self._end.is_set():
-                self._cut()
-                self._end.wait(_AGAIN_SECONDS)
+        noticed, stuck = time.monotonic(), False
+        while not self._end.is_set():
+            self._cut()
+            if not stuck and time.monotonic() - noticed > self._silence:
+                stuck = True
+                self._on_stuck()
+            self._end.wait(_AGAIN_SECONDS)
 
     def _connect(
         self, peer: _Peer, selector: selectors.BaseSelector, stack: contextlib.ExitStack
@@ -130,8 +136,6 @@ class Watch(threading.Thread):
         peer.socket = connection
         peer.asked = time.monotonic()
         connection.connect_ex((host, int(port)))
-        with contextlib.suppress(OSError):
-            self.ports.add(connection.getsockname()[1])
         selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
 
     def _hear(self, peer: _Peer, selector: selectors.BaseSelector) -> None:
@@ -143,7 +147,6 @@ class Watch(threading.Thread):
                     raise OSError(error, "refused")
                 peer.connecting = False
                 selector.modify(peer.socket, selectors.EVENT_READ, peer)
-                self.ports.add(peer.socket.getsockname()[1])
                 peer.socket.send(_HELLO)
                 peer.socket.send(_PING)
                 return

@@ -56,6 +56,13 @@ class World:
         """Name of this process's domain."""
         return self.domains[self.ft_index]
 
+    @property
+    def speaks(self) -> bool:
+        """Whether this process writes down what happened between the generations: one does, of those
+        that were there."""
+        first = next((i for i, d in enumerate(self.domains) if d not in self.newcomers), 0)
+        return self.ft_index == first and self.local_rank == 0
+
     def to_json(self) -> dict[str, Any]:
         """As plain JSON types, for the wire."""
         return asdict(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 from torchtitan.components.optimizer.utils import init_optim_state
 
 from .boxes import Box
-from .protocol import HeldState
 
 SCALAR = Box((), ())
 
@@ -159,7 +158,7 @@ def _construct(
 class Salvage:
     """The state of one generation, taken out of it; good until a later generation has committed."""
 
-    state: HeldState
+    generation: int
     shards: dict[int, Shard]
     """By the owner's index along the ft axis of that generation; the own one among them."""
     record: StepRecord | None
@@ -167,16 +166,14 @@ class Salvage:
     apply: Callable[[], None] | None
     """Applies the prepared step to all ``shards``, without any message."""
 
-    def settle(self, step: int) -> None:
+    def settle(self, step: int, *, roll_forward: bool) -> None:
         """Bring the state to ``step``: the committed one, or the prepared one, which is then applied.
 
         The dead trainer is let go either way: what it had prepared beyond ``step`` is abandoned.
         """
-        if self.state.committed < step:
-            assert self.state.prepared == step, (self.state, step)
+        if roll_forward:
             assert self.apply is not None
             self.apply()
         elif self.record is not None and self.record.step > step:
             self.record = None
-        self.state = replace(self.state, committed=step, prepared=step)
         self.apply = None

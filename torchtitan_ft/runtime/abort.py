@@ -30,12 +30,14 @@ class GlooSockets:
     on both ends, and the error cascades to every rank within milliseconds.
 
     Gloo's are the stream sockets opened since construction, less those that talk to a port in
-    ``spare`` (the stores, the lighthouse, our own heartbeat server).
+    ``spare`` (the stores, the lighthouse, our own heartbeat server). Connections to ``store``, the
+    generation's own, are cut as well: a rank may be waiting there for one that is dead.
     """
 
-    def __init__(self, *, spare: Collection[int]) -> None:
+    def __init__(self, *, spare: Collection[int], store: int) -> None:
         self._before = _open_sockets()
         self._spare = frozenset(spare)
+        self._store = store
 
     def shut_down(self) -> int:
         """Cut every socket of the generation; returns how many. Safe from any thread, idempotent."""
@@ -53,8 +55,8 @@ class GlooSockets:
                         continue
                     if duplicate.type != socket.SOCK_STREAM:
                         continue
-                    ports = {duplicate.getsockname()[1], duplicate.getpeername()[1]}
-                    if ports & self._spare:
+                    here, there = duplicate.getsockname()[1], duplicate.getpeername()[1]
+                    if there != self._store and {here, there} & self._spare:
                         continue
                     duplicate.shutdown(socket.SHUT_RDWR)
                     count += 1
