@@ -42,8 +42,12 @@ def _launch(
         config: the job, as TOML.
         domains: fault domains; each is one torchrun.
         nproc_per_domain: ranks in each domain.
-        chaos: faults to inject: ``kill:domain=D,step=S,phase=P[,rank=R]``, ``;`` between them;
-            phases before_step, forward, backward, mirror, vote, optimizer, after_commit.
+        chaos: faults to inject: ``ACTION:domain=D,step=S,phase=P[,rank=R]``, ``;`` between them;
+            actions kill, term, restart (after=SECONDS), stop, hang, partition (for=SECONDS), slow
+            (factor=F), kill_lighthouse (after=SECONDS, or 1); phases before_step, forward, backward,
+            mirror, vote, optimizer, after_commit, checkpoint, and recovery, build, join, where the
+            first at or after the step is meant. ``random:seed=N,mtbf_steps=F,actions=A+B`` draws
+            some, and shows them.
         live: show a table of the domains, if the output is a terminal.
         print_config: show every setting and where it comes from; start nothing.
     """

@@ -11,13 +11,20 @@ from torchtitan_ft.membership import Membership, MembershipError
 
 
 def main() -> None:
-    config = FaultToleranceConfig(**json.loads(sys.argv[1]))
+    values = json.loads(sys.argv[1])
+    watch = values.pop("watch", False)
+    config = FaultToleranceConfig(**values)
     try:
         membership = Membership(config)
         report: list = []
         while True:
             world = membership.join(report)
+            assert world is not None
             print(json.dumps(asdict(world)), flush=True)
+            while watch and world.ft_index == 0:
+                if found := membership.newcomers(world):
+                    print(json.dumps({"newcomers": found}), flush=True)
+                    watch = False
             line = sys.stdin.readline()
             if not line.strip():
                 break

@@ -16,10 +16,13 @@ import torch
 import torch.distributed as dist
 
 from torchtitan_ft.config import load_config
+from torchtitan_ft.config.bounds import StepBound
 from torchtitan_ft.events import EventLog
+from torchtitan_ft.faults import Injector
 from torchtitan_ft.membership import Membership
-from torchtitan_ft.recovery.protocol import Decision
-from torchtitan_ft.trainer import FaultTolerantTrainer, adapt_config
+from torchtitan_ft.membership.watch import Progress
+from torchtitan_ft.recovery.protocol import Decision, Ledger
+from torchtitan_ft.trainer import FaultTolerantTrainer, Process, adapt_config
 
 
 def main() -> None:
@@ -28,8 +31,16 @@ def main() -> None:
     membership = Membership(config.fault_tolerance)
     world = membership.join([])
     events = EventLog(f"{config.dump_folder}/ft/events.jsonl", domain=world.domain, rank=0)
-    trainer = config.build(world=world, decision=Decision("start"), events=events)
-    trainer.restore(None)
+    assert world is not None
+    process = Process(
+        events=events,
+        ledger=Ledger(),
+        progress=Progress(),
+        step_bound=StepBound(config.fault_tolerance.bounds, fixed=0.0, first=300.0),
+        faults=Injector((), events),
+    )
+    trainer = config.build(world=world, decision=Decision("start"), process=process)
+    trainer.restore([])
     trainer.train()
     own = trainer.shard().tensors
     differing, compared = [], 0

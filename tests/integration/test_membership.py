@@ -28,6 +28,7 @@ class Domain:
         if lighthouse:
             env["TORCHFT_LIGHTHOUSE"] = lighthouse
         script = str(ROOT / "tests" / "integration" / "membership_worker.py")
+        config = {"failure_timeout_seconds": 0.5, "min_domains_timeout_seconds": 8.0, **config}
         self.process = subprocess.Popen(
             [sys.executable, script, json.dumps(config)],
             stdin=subprocess.PIPE,
@@ -135,6 +136,69 @@ def test_alone_without_a_lighthouse(domains: list[Domain]) -> None:
     domains.append(Domain(None, domain="0", domains=4))
     world = domains[0].world()
     assert (world["generation"], world["domains"]) == (1, ["0"])
+
+
+def test_late_domain_is_seen_while_the_others_go_on(lighthouse: str, domains: list[Domain]) -> None:
+    """By the status page of the lighthouse, which is nobody's promise: this breaks when it changes."""
+    domains += [Domain(lighthouse, domain=d, domains=2, watch=True) for d in ("0", "1")]
+    first = worlds(domains[:2])
+    domains.append(Domain(lighthouse, domain="2", domains=2))
+    assert domains[0].world() == {"newcomers": ["2"]}
+    for domain in domains[:2]:
+        domain.again([])
+    admitted = worlds(domains)
+    assert {w["generation"] for w in admitted} == {first[0]["generation"] + 1}
+    assert admitted[0]["domains"] == ["0", "1", "2"]
+    assert admitted[0]["newcomers"] == ["2"]
+
+
+def test_lighthouse_restarted_and_no_number_used_twice(domains: list[Domain]) -> None:
+    server = Lighthouse(38987)
+    address = "http://127.0.0.1:38987"
+    try:
+        domains += [Domain(address, domain=str(d), domains=3) for d in range(3)]
+        assert {w["generation"] for w in worlds(domains)} == {1}
+        server.kill()
+        server = Lighthouse(38987)
+        domains[1].kill()
+        live = [domains[0], domains[2]]
+        for domain in live:
+            domain.again([])
+        after = worlds(live)
+        assert {w["generation"] for w in after} == {2}
+        assert after[0]["domains"] == ["0", "2"]  # two of three: a majority needs no witness
+        server.kill()
+        server = Lighthouse(38987)
+        domains[2].kill()
+        domains[0].again([])
+        # One of two, and the lighthouse has forgotten: the other might live on elsewhere.
+        error = domains[0].world()["error"]
+        assert "no majority" in error
+    finally:
+        server.kill()
+
+
+class Lighthouse:
+    """A lighthouse in a process of its own."""
+
+    def __init__(self, port: int) -> None:
+        code = (
+            "import sys, time; from torchft.coordination import LighthouseServer as L\n"
+            f"s = L(bind='127.0.0.1:{port}', min_replicas=1, join_timeout_ms=5000, "
+            "quorum_tick_ms=20, heartbeat_timeout_ms=500); print('up', flush=True); time.sleep(600)"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "RUST_LOG": "error"},
+        )
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
 
 
 def test_same_name_twice_is_not_a_world(lighthouse: str, domains: list[Domain]) -> None:

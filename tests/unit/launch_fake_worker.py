@@ -6,12 +6,16 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from torchtitan_ft.events import EventLog
+from torchtitan_ft.launch.chaos import Fault, parse
 from torchtitan_ft.summary import write_summary
 
 
@@ -35,6 +39,15 @@ def main() -> None:
     print(f"[titan] root - INFO - here is domain {domain}", flush=True)
     print(f"[titan] root - WARNING - domain {domain} warns", flush=True)
     log = EventLog(folder / "ft" / "events.jsonl", str(domain), 0)
+    note(folder / f"arguments-{domain}", " ".join(sys.argv[1:]))
+    if word == "chaos":
+        # Meets its faults, waits for the others to have met theirs, and ends as told.
+        for fault in parse(value("--fault_tolerance.chaos")):
+            if fault.domain == str(domain):
+                meet(fault, log, folder)
+        (folder / f"met-{domain}").touch()
+        wait_until(lambda: all((folder / f"met-{d}").exists() for d in range(len(words))))
+        word = "quiet" if domain else "finish"
     if word == "finish":
         time.sleep(0.5)
         log.write(
@@ -71,8 +84,76 @@ def main() -> None:
             ],
             start_new_session=True,
         )
+        note(folder / f"namespace-{domain}", namespace())
         (folder / f"hanging-{domain}").touch()
         time.sleep(600)
+
+
+def meet(fault: Fault, log: EventLog, folder: Path) -> None:
+    """A fault as a worker has it: written down, then what it can do to itself."""
+    if fault.action == "partition":
+        wait_until((folder / "server").exists)
+        host, port = (folder / "server").read_text().split()
+        assert reaches(host, int(port))
+    log.write(
+        "chaos",
+        generation=1,
+        step=fault.step,
+        action=fault.action,
+        phase=fault.phase,
+        seconds=fault.seconds,
+        factor=fault.factor,
+    )
+    began = time.monotonic()
+    if fault.action == "restart":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        note(folder / "stopped", str(time.monotonic() - began))
+    elif fault.action == "kill_lighthouse":
+        url = urlsplit(os.environ["TORCHFT_LIGHTHOUSE"])
+        wait_until(lambda: not reaches(url.hostname, url.port))
+        wait_until(lambda: reaches(url.hostname, url.port))
+        note(folder / "lighthouse", str(time.monotonic() - began))
+    elif fault.action == "partition":
+        note(folder / f"namespace-{fault.domain}", namespace())
+        wait_until(lambda: not reaches(host, int(port)))
+        wait_until(lambda: reaches(host, int(port)))
+        note(folder / "cut", str(time.monotonic() - began))
+    elif fault.action == "slow":  # stands for one who can be called
+        url = urlsplit(os.environ["TORCHFT_LIGHTHOUSE"])
+        with socket.create_connection((str(url.hostname), url.port or 0)) as probe:
+            host = probe.getsockname()[0]
+        server = socket.create_server((host, 0))
+        part = folder / "server.part"
+        part.write_text(f"{host} {server.getsockname()[1]}")
+        part.rename(folder / "server")
+        wait_until((folder / "cut").exists)
+
+
+def reaches(host: str | None, port: int | None) -> bool:
+    try:
+        socket.create_connection((str(host), port or 0), timeout=0.3).close()
+    except OSError:
+        return False
+    return True
+
+
+def namespace() -> str:
+    command = ["ip", "netns", "identify", str(os.getpid())]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def note(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text + "\n")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,31 @@ def test_a_domain_that_ends_before_its_first_generation_failed() -> None:
     assert states(view) == ["starting", "failed"]
 
 
+def test_domains_that_come_and_go() -> None:
+    view = RunView(["0", "1", "2", "3"])
+    view.apply(event("generation_formed", domains=["0", "1", "2", "3"]))
+    view.apply(event("chaos", domain="1", action="restart", phase="vote"))
+    view.exited("1", 1)
+    assert states(view) == ["recovering", "lost", "recovering", "recovering"]
+    view.started("1")
+    assert states(view)[1] == "starting"
+    view.apply(event("chaos", domain="2", action="stop", phase="vote"))
+    view.apply(event("chaos", domain="3", action="term", phase="vote"))
+    view.apply(event("chaos", domain="elsewhere", action="kill", phase="vote"))
+    assert states(view)[1:] == ["starting", "stopped", "leaving"]
+    view.exited("3", 0)
+    view.apply(event("generation_formed", domains=["0", "2"]))
+    view.apply(event("domain_left", domains=["3"]))
+    assert states(view) == ["training", "starting", "training", "left"]
+    # The first of those that finish ends before its last event is read.
+    view.exited("2", 0)
+    assert states(view)[2] == "left"
+    view.apply(event("finished"))
+    view.exited("0", 0)
+    view.exited("1", -9)
+    assert states(view) == ["finished", "unused", "finished", "left"]
+
+
 def test_the_tail_follows_rotation_and_half_lines(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(path, "0", 0)

@@ -1,6 +1,6 @@
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torchtitan_ft.recovery.protocol import (
     Decision,
     HeldState,
+    Ledger,
     Report,
     decide,
     merge,
@@ -48,7 +49,7 @@ def test_all_committed_continue() -> None:
 
 def test_neighbours_dead_with_one_copy_is_lost_and_named() -> None:
     reports = [Report("0", (held(7, 7),)), Report("3", (held(7, 7),))]
-    assert decide(reports) == Decision("lost", lost=("1",))
+    assert decide(reports) == Decision("lost", step=7, lost=("1",))
 
 
 def test_newcomer_only_receives() -> None:
@@ -69,15 +70,48 @@ def test_failure_during_restore_uses_the_generation_all_have() -> None:
     assert decide(everybody) == Decision("rerun", generation=2, step=7)
 
 
-def test_stale_state_is_fenced() -> None:
-    new = HeldState(5, ("0", "1", "2"), 1, 90, 90)
-    reports = [
-        Report("0", (new,)),
-        Report("1", (new,)),
-        Report("2", (new,)),
-        Report("3", (held(7, 8, generation=2),)),  # slept
-    ]
-    assert decide(reports) == Decision("rerun", generation=5, step=90)
+def test_one_that_had_no_older_state_does_not_hide_it() -> None:
+    # "9" joined in generation 2 and restored; "1" failed to: nobody can have committed in it.
+    new = HeldState(2, ("0", "1", "9"), 1, 7, 7)
+    whole = HeldState(1, ("0", "1"), 0, 7, 7)
+    reports = [Report("0", (whole, new)), Report("1", (whole,)), Report("9", (new,))]
+    assert decide(reports) == Decision("rerun", generation=1, step=7)
+
+
+def test_a_shard_that_was_handed_over_is_not_lost() -> None:
+    alone = HeldState(1, ("0", "1"), 0, 7, 7)
+    assert decide([Report("0", (alone,))]) == Decision("lost", step=7, lost=("1",))
+    heir = replace(alone, extra=(1,))
+    assert decide([Report("0", (heir,))]) == Decision("rerun", generation=1, step=7)
+
+
+def test_the_ledger_keeps_the_source_until_the_first_commit() -> None:
+    ledger = Ledger()
+    ledger.restored(1, NAMES, 1, 0)
+    ledger.prepare(1)
+    ledger.commit(1)
+    ledger.prepare(2)
+    assert ledger.held == (HeldState(1, NAMES, 1, 1, 2),)
+    assert ledger.settle(Decision("roll_forward", generation=1, step=2))
+    assert ledger.held == (HeldState(1, NAMES, 1, 2, 2),)
+    ledger.restored(2, NAMES[:3], 1, 2)
+    assert [h.generation for h in ledger.held] == [1, 2]
+    ledger.prepare(3)
+    ledger.commit(3)
+    assert ledger.held == (HeldState(2, NAMES[:3], 1, 3, 3),)
+    # A prepared step that is not agreed on is abandoned; what is lost stays lost.
+    ledger.prepare(4)
+    assert not ledger.settle(Decision("rerun", generation=2, step=3))
+    assert ledger.held == (HeldState(2, NAMES[:3], 1, 3, 3),)
+    assert not ledger.settle(Decision("lost", step=3, lost=("1",)))
+    assert ledger.held == (HeldState(2, NAMES[:3], 1, 3, 3),)
+
+
+def test_the_ledger_refuses_a_step_that_was_not_prepared() -> None:
+    ledger = Ledger()
+    ledger.restored(1, NAMES, 1, 7)
+    with pytest.raises(AssertionError):
+        ledger.settle(Decision("roll_forward", generation=1, step=8))
 
 
 def test_domain_is_as_prepared_as_its_least_rank() -> None:

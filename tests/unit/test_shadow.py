@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from torchtitan_ft.recovery.protocol import HeldState
 from torchtitan_ft.recovery.state import (
     Salvage,
     StepRecord,
@@ -94,31 +93,23 @@ def test_created_state_has_the_names_and_sizes_of_real_state() -> None:
     assert expected == sum(t.numel() * t.element_size() for _, t in real.values())
 
 
-def salvage(calls: list[int], committed: int, prepared: int) -> Salvage:
-    state = HeldState(1, ("0", "1"), 1, committed, prepared)
+def salvage(calls: list[int], prepared: int) -> Salvage:
     record = StepRecord(prepared, 1.0, 1.0, [], 0.0)
-    return Salvage(state, {}, record, lambda: calls.append(prepared))
+    return Salvage(1, {}, record, lambda: calls.append(prepared))
 
 
 def test_settling_applies_the_prepared_step_once() -> None:
     calls: list[int] = []
-    held = salvage(calls, committed=7, prepared=8)
-    held.settle(8)
-    held.settle(8)
+    held = salvage(calls, prepared=8)
+    held.settle(8, roll_forward=True)
+    held.settle(8, roll_forward=False)
     assert calls == [8]
-    assert (held.state.committed, held.state.prepared) == (8, 8)
     assert held.record is not None
 
 
 def test_settling_on_the_committed_step_abandons_what_was_prepared() -> None:
     calls: list[int] = []
-    held = salvage(calls, committed=7, prepared=8)
-    held.settle(7)
+    held = salvage(calls, prepared=8)
+    held.settle(7, roll_forward=False)
     assert calls == []
     assert held.record is None, "a step that was not applied must never be written down"
-    assert (held.state.committed, held.state.prepared) == (7, 7)
-
-
-def test_settling_on_an_unprepared_step_is_a_bug_not_a_guess() -> None:
-    with pytest.raises(AssertionError):
-        salvage([], committed=7, prepared=7).settle(8)

@@ -33,6 +33,13 @@ _TROUBLE = re.compile(
 )
 _TORCHRUN = re.compile(r"^[IWEF]\d{4} .*torch/distributed/(elastic|run|launcher)")
 _TORCHRUN_REPORT = re.compile(r"^E\d{4} .*torch/distributed/elastic")
+_CHAOS_STATES = {
+    "stop": "stopped",
+    "hang": "hung",
+    "term": "leaving",
+    "partition": "cut off",
+}
+"""Until the domain is heard of again, or missed."""
 _BUFFERED_LINES = 5000
 _LINE_LENGTH = 2000
 
@@ -97,7 +104,7 @@ class DomainView:
 
     @property
     def gone(self) -> bool:
-        return self.state in ("lost", "finished", "failed")
+        return self.state in ("lost", "finished", "failed", "left", "unused")
 
 
 class RunView:
@@ -105,6 +112,8 @@ class RunView:
 
     def __init__(self, domains: Sequence[str]) -> None:
         self.domains = {name: DomainView() for name in domains}
+        self._members: list[str] = []
+        self._finished = False
 
     def shown(self) -> str | None:
         """The domain whose output is shown: the first live one."""
@@ -113,6 +122,7 @@ class RunView:
     def apply(self, event: dict[str, Any]) -> None:
         name = event["event"]
         if name == "generation_formed":
+            self._members = event["domains"]
             for domain, view in self.domains.items():
                 if domain in event["domains"]:
                     view.state, view.generation = "training", event["generation"]
@@ -123,25 +133,46 @@ class RunView:
                     view.state, view.step = "training", event["step"]
                     view.loss, view.seconds = event.get("loss"), event.get("seconds")
                     view.generation = event["generation"]
-        elif name == "chaos" and event.get("action") == "kill":
-            self._lost([event["domain"]])
+        elif name == "chaos":
+            self._chaos(event["domain"], event.get("action"))
         elif name == "peer_lost":
             self._lost(event["domains"])
+        elif name == "domain_left":
+            for domain in event["domains"]:
+                if domain in self.domains:
+                    self.domains[domain].state = "left"
         elif name == "finished":
-            for view in self.domains.values():
-                if not view.gone:
+            self._finished = True
+            for domain, view in self.domains.items():
+                # Who ended well before this line was read was taken for one that left.
+                if not view.gone or (view.state == "left" and domain in self._members):
                     view.state = "finished"
+
+    def started(self, domain: str) -> None:
+        """The domain's torchrun has been started again."""
+        self.domains[domain] = DomainView()
 
     def exited(self, domain: str, status: int) -> None:
         """The domain's torchrun has ended."""
         view = self.domains[domain]
         if status == 0:
-            view.state = "finished"
+            view.state = "finished" if self._finished and domain in self._members else "left"
+        elif self._finished and view.generation is None:
+            view.state = "unused"
         elif view.state != "lost":
             if view.generation is None:
                 view.state = "failed"
             else:
                 self._lost([domain])
+
+    def _chaos(self, domain: str, action: str | None) -> None:
+        view = self.domains.get(domain)
+        if view is None or view.gone:
+            return
+        if action in ("kill", "restart"):
+            self._lost([domain])
+        elif action in _CHAOS_STATES:
+            view.state = _CHAOS_STATES[action]
 
     def _lost(self, domains: Sequence[str]) -> None:
         for domain, view in self.domains.items():
@@ -179,13 +210,18 @@ def describe_event(event: dict[str, Any]) -> str | None:
             f"{', '.join(event['domains'])}; {copies} {'copy' if copies == 1 else 'copies'}"
         )
     if name == "chaos":
-        return (
+        text = (
             f"chaos: {event['action']} domain {event['domain']} rank {event['rank']} "
             f"in {event['phase']} of step {event['step']}"
         )
+        if event.get("factor") is not None:
+            text += f", {float(event['factor']):g} times slower"
+        return text
     if name == "peer_lost":
         lost = ", ".join(event["domains"]) or "no domain"
         return f"lost in {event['phase']} of step {event['step']}: {lost}"
+    if name == "domain_left":
+        return f"left after step {event['step']}: {', '.join(event['domains'])}"
     if name == "recovered":
         return (
             f"recovered in {float(event['seconds_total']):.2f} s ({event['action']} "
@@ -212,7 +248,7 @@ class View:
         self._run = RunView(domains)
         self._console = Console(file=self._file, highlight=False)
         self._live = live and self._console.is_terminal
-        self._tail: EventTail | None = None
+        self._facts: deque[Callable[[], None]] = deque(maxlen=_BUFFERED_LINES)
         self._items: deque[Callable[[], None]] = deque()
         self._dropped = 0
         self._muted = False
@@ -224,16 +260,19 @@ class View:
 
     # From any thread; none of these waits.
 
-    def follow(self, events: Path) -> None:
-        """Show what is written to this event file from now on."""
-        tail = EventTail(events)
-        self._items.append(lambda: setattr(self, "_tail", tail))
+    def event(self, event: dict[str, Any]) -> None:
+        """What a worker wrote into the event file."""
+        self._facts.append(lambda: self._show_event(event))
 
     def say(self, message: str) -> None:
-        self._items.append(lambda: self._print(Text(f"[launch] {message}", "bold")))
+        self._facts.append(lambda: self._print(Text(f"[launch] {message}", "bold")))
+
+    def started(self, domain: str) -> None:
+        """The domain has been started again."""
+        self._facts.append(lambda: self._started(domain))
 
     def exited(self, domain: str, status: int) -> None:
-        self._items.append(lambda: self._run.exited(domain, status))
+        self._facts.append(lambda: self._run.exited(domain, status))
 
     def mute(self) -> None:
         """Show no more of the domains' output: they are being ended, and say so at length."""
@@ -283,16 +322,22 @@ class View:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
 
     def _work(self) -> None:
-        # Events last: a line that announces a death should not be hidden by it.
-        for _ in range(len(self._items)):
-            self._items.popleft()()
-        for event in self._tail.poll() if self._tail else ():
-            self._run.apply(event)
-            if (message := describe_event(event)) is not None:
-                self._print(Text(f"[launch] {message}", "bold"))
+        # Facts last: a line that announces a death should not be hidden by it.
+        for queue in (self._items, self._facts):
+            for _ in range(len(queue)):
+                queue.popleft()()
         if self._dropped:
             count, self._dropped = self._dropped, 0
             self._print(Text(f"[launch] {count} lines not shown; the log files have them", "dim"))
+
+    def _show_event(self, event: dict[str, Any]) -> None:
+        self._run.apply(event)
+        if (message := describe_event(event)) is not None:
+            self._print(Text(f"[launch] {message}", "bold"))
+
+    def _started(self, domain: str) -> None:
+        self._reporting.discard(domain)
+        self._run.started(domain)
 
     def _show_line(self, domain: str, line: str) -> None:
         plain = _ANSI.sub("", line)

@@ -3,7 +3,8 @@
 Every process of a run carries a mark in its environment. Descendants are found by it even when
 their parents are gone: torchrun puts each worker into a session of its own, so that neither
 process groups nor a parent-death signal (which reaches torchrun only) would do. A small guard
-process, which notices the launcher's death by the end of a pipe, ends what is left after a SIGKILL.
+process, which notices the launcher's death by the end of a pipe, ends what is left after a SIGKILL,
+and removes the network of the run (network.py), if it has one.
 
 ``python -m torchtitan_ft.launch.processes MARK`` is that guard.
 """
@@ -20,6 +21,8 @@ import time
 from collections.abc import Callable, Iterable
 
 import psutil
+
+from . import network
 
 MARK = "TORCHTITAN_FT_RUN"
 """Environment variable with the run's mark; a domain's is ``<mark>/<domain>``."""
@@ -76,12 +79,29 @@ def end(
                 asked.add(process)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL if late else signal.SIGTERM)
+                    process.send_signal(signal.SIGCONT)  # a stopped one would not notice
         time.sleep(0.05)
     return True
 
 
+def resume(mark: str, rank: int) -> bool:
+    """SIGCONT to what is stopped of rank ``rank`` of the domain with this mark.
+
+    Returns:
+        Whether anything was stopped.
+    """
+    found = False
+    for process in marked(mark):
+        with contextlib.suppress(psutil.Error, OSError):
+            ours = process.environ().get("LOCAL_RANK") == str(rank)
+            if ours and process.status() == psutil.STATUS_STOPPED:
+                process.send_signal(signal.SIGCONT)
+                found = True
+    return found
+
+
 def start_guard(mark: str) -> subprocess.Popen[bytes]:
-    """Start the process that ends everything with ``mark`` once this process is gone."""
+    """Start the process that ends and removes all with ``mark`` once this process is gone."""
     environment = {k: v for k, v in os.environ.items() if k != MARK}
     return subprocess.Popen(
         [sys.executable, "-m", __spec__.name, mark],
@@ -105,6 +125,7 @@ def _guard(mark: str) -> None:
     while os.read(0, 1):
         pass
     end(lambda: marked(mark))
+    network.remove(mark)
 
 
 if __name__ == "__main__":

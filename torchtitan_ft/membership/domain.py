@@ -201,6 +201,7 @@ class Membership:
         if leaving:
             deadline = began + self._bounds.late
         waiting_for = said = "the lighthouse"
+        considered = False
         assert self._witness is not None
         while (left := deadline - time.monotonic()) > 0:
             me = self._formation.candidate(
@@ -210,10 +211,13 @@ class Membership:
             )
             answer = self._witness.propose(me, min(left, _LONGEST_ASK_SECONDS))
             if isinstance(answer, str):
-                waiting_for = answer
+                # Says less than why the last proposal made no world, unless the witness is gone.
+                if not considered or "(" in answer:
+                    waiting_for = answer
             elif leaving:
                 return None
             else:
+                considered = True
                 try:
                     choice = self._formation.consider(answer.witness, answer.candidates)
                 except ValueError as error:
