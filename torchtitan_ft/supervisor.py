@@ -197,6 +197,7 @@ class Supervisor:
                 if domain != world.domain or world.local_rank
             },
             silence=bounds.failure,
+            patience=bounds.late,
             progress=self._process.progress,
             on_loss=on_loss,
             cut=sockets.shut_down,
@@ -395,7 +396,8 @@ class Supervisor:
         """Leave together: nobody goes before the summary is written, and its writer goes last.
 
         Raises:
-            torch.distributed.DistError: if the writer died first; then the others do it again.
+            ConnectionError, torch.distributed.DistError: if the writer died first; then the others do
+                it again.
         """
         guard.watch.stop()  # from here on, who closes its connections is done
         bound = timedelta(seconds=self._config.fault_tolerance.bounds.rebuild)

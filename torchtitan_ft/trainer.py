@@ -360,11 +360,13 @@ class FaultTolerantTrainer(Trainer):
         self._step_began = time.perf_counter()
         self._loss.zero_()
         self._computed = 0.0
+        first = self._fresh
         self._enter("before_step")
         super().train_step(data_iterator)
         self.ntokens_seen = self._tokens_share(self.step)
         self._enter("after_step")
-        self.process.step_bound.measured(time.perf_counter() - self._step_began)
+        if not first:  # which may compile, and derives the sharding of every operator
+            self.process.step_bound.measured(time.perf_counter() - self._step_began)
 
     def should_continue_training(self) -> bool:
         """torchtitan's question before each step.

@@ -44,6 +44,7 @@ class Watched:
         self.watch = Watch(
             peers,
             silence=silence,
+            patience=5.0,
             progress=self.progress,
             on_loss=self.losses.append,
             cut=lambda: self.cuts.append(time.monotonic()),

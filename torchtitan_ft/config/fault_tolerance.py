@@ -57,8 +57,8 @@ class FaultToleranceConfig:
 
     chaos: str = ""
     """
-    Faults to inject, for tests and demos: `;`-separated `kill:domain=D,step=S,phase=P[,rank=R]`,
-    phases before_step, forward, backward, mirror, vote, optimizer, after_commit.
+    Faults to inject, for tests and demos: `;`-separated `ACTION:domain=D,step=S,phase=P[,rank=R]`. What a
+    process cannot do to itself (come back, be cut off) only the launcher does: use its `--chaos`.
     """
 
     def __post_init__(self) -> None:

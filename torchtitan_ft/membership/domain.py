@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import socket
 import time
 import uuid
 from dataclasses import replace
@@ -26,6 +27,8 @@ _ASK_AGAIN_SECONDS = 0.1
 _LONGEST_ASK_SECONDS = 5.0
 """A request that the witness lost must not be waited for much longer."""
 _REFUSED_SECONDS = 30.0
+_RETIRED_SECONDS = 2.0
+_CONNECT_SECONDS = 2.0
 _SEPARATOR = "|"
 """Between the parts of a process id; no domain name has it."""
 
@@ -55,6 +58,7 @@ class Membership:
         self.ranks_per_domain = int(os.environ.get("WORLD_SIZE", "1"))
         self._round = 0
         self._refused: dict[str, float] = {}
+        self._members: frozenset[str] = frozenset()
         self._domain_store: dist.Store | None = None
         if self.ranks_per_domain > 1:
             timeout = timedelta(seconds=config.start_timeout_seconds)
@@ -107,6 +111,11 @@ class Membership:
             return self._follow(report)
         reports = self._check_in(report)
         world = self._lead(reports, leaving)
+        if world is not None:
+            # Those that die or leave are heard of for a moment more.
+            until = time.monotonic() + max(2 * self._bounds.failure, _RETIRED_SECONDS)
+            self._refused.update(dict.fromkeys(self._members - set(world.ids), until))
+            self._members = frozenset(world.ids)
         if self._domain_store is not None:
             self._domain_store.set(
                 f"world/{self._round}", json.dumps(world.to_json() if world else None)
@@ -125,7 +134,7 @@ class Membership:
             self._refused[process] = now + _REFUSED_SECONDS
             try:
                 connect(f"{host}:{port}", 1.0)
-            except dist.DistError:
+            except (ConnectionError, dist.DistError):
                 logger.warning("Domain %s asks to join, but cannot be reached", domain)
                 continue
             found.append(domain)
@@ -260,7 +269,7 @@ class Membership:
                 return set()
             except dist.DistError:
                 seen = [store.check([key]) for key in keys]
-        except dist.DistError as error:
+        except (ConnectionError, dist.DistError) as error:
             logger.info("Generation %d: its store is gone: %s", world.generation, error)
             return {world.ids[0]}
         missing = {i for i, there in zip(world.ids, seen, strict=True) if not there}
@@ -271,9 +280,23 @@ class Membership:
 
 
 def connect(address: str, seconds: float) -> dist.TCPStore:
-    """A client of the store at host:port; raises ``torch.distributed.DistError`` when it is gone."""
+    """A client of the store at host:port, whose waits last up to ``seconds``.
+
+    Raises:
+        ConnectionError: if nobody listens there. At once: the store's client would try for ``seconds``.
+        torch.distributed.DistError: if it is gone a moment later.
+    """
     host, port = address.rsplit(":", 1)
-    return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=seconds))
+    bound = min(seconds, _CONNECT_SECONDS)
+    try:
+        with socket.create_connection((host, int(port)), timeout=bound):
+            pass
+    except OSError as error:
+        raise ConnectionError(f"no store at {address}: {error}") from error
+    # Should it die right now, the constructor tries on until its timeout, whatever is cut.
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=bound))
+    store.set_timeout(timedelta(seconds=seconds))
+    return store
 
 
 def _until(deadline: float) -> timedelta:

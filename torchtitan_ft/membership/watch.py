@@ -77,8 +77,10 @@ class Watch(threading.Thread):
         on_loss: called in this thread, with the first loss noticed.
         cut: called in this thread, again and again from the first loss to ``stop``: frees the main
             thread from whatever it waits for.
-        on_stuck: called in this thread, once, if the main thread has not stopped the watch for as long
-            as ``silence`` after a loss: it waits for nothing that could be cut.
+        patience: see ``on_stuck``.
+        on_stuck: called in this thread, once, if the main thread has not stopped the watch ``silence``
+            after it was found without progress, or ``patience`` after another's loss (it may be making
+            a connection, which cannot be cut): it waits for nothing that others could end.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Watch(threading.Thread):
         peers: Mapping[str, str],
         *,
         silence: float,
+        patience: float,
         progress: Progress,
         on_loss: Callable[[Loss], None],
         cut: Callable[[], object],
@@ -94,6 +97,7 @@ class Watch(threading.Thread):
         super().__init__(name="watch", daemon=True)
         self._peers = [_Peer(domain, address) for domain, address in peers.items()]
         self._silence = silence
+        self._patience = patience
         self._progress = progress
         self._on_loss = on_loss
         self._cut = cut
@@ -118,9 +122,11 @@ class Watch(threading.Thread):
                 # Only now: a thread that was kept from running must first read what has come.
                 self._judge()
         noticed, stuck = time.monotonic(), False
+        itself = self.loss is not None and self.loss.domain is None
+        patience = self._silence if itself else self._patience
         while not self._end.is_set():
             self._cut()
-            if not stuck and time.monotonic() - noticed > self._silence:
+            if not stuck and time.monotonic() - noticed > patience:
                 stuck = True
                 self._on_stuck()
             self._end.wait(_AGAIN_SECONDS)
