@@ -63,7 +63,7 @@ def summarize(
             first ``generation_formed`` event.
     """
     formed = [e for e in events if e["event"] == "generation_formed"]
-    committed = [e for e in events if e["event"] == "step_committed"]
+    committed = _standing(events)
     finished = [e for e in events if e["event"] == "finished"]
     if expected_samples is None:
         expected_samples = int(formed[0]["global_batch"]) if formed else 0
@@ -118,6 +118,17 @@ def _samples(expected: Callable[[int], Iterable[int]] | int, step: int) -> Itera
     if isinstance(expected, int):
         return range((step - 1) * expected, step * expected)
     return expected(step)
+
+
+def _standing(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The ``step_committed`` events that were not given up by going back to a checkpoint."""
+    standing: list[dict[str, Any]] = []
+    for event in events:
+        if event["event"] == "step_committed":
+            standing.append(event)
+        elif event["event"] == "recovered" and event.get("action") == "checkpoint":
+            standing = [e for e in standing if e["step"] <= event["step"]]
+    return standing
 
 
 def _failures(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

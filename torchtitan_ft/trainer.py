@@ -243,7 +243,7 @@ class FaultTolerantTrainer(Trainer):
             have = list(salvage.shards.values()) if salvage else []
         haves = gather_json(publish(have), self.device)
         with_optimizer = any(n.startswith("optimizer.") for h in haves for n in h)
-        if with_optimizer:
+        if with_optimizer and not self.from_checkpoint:  # there it is loaded already
             create_optimizer_state(self.optimizers.optimizers)
         own = self.shard()
         owns = gather_json(publish([own]), self.device)

@@ -88,6 +88,20 @@ def test_a_step_committed_twice_is_repeated_samples() -> None:
     assert (summary.steps, summary.samples_lost, summary.samples_repeated) == (3, 0, 2)
 
 
+def test_steps_given_up_for_a_checkpoint_are_lost_not_repeated() -> None:
+    events = [
+        formed(100.0, 0, 1, ["0", "1", "2"]),
+        *(committed(step) for step in (1, 2, 3)),
+        event("peer_lost", 104.0, 4, domains=["1", "2"], phase="forward"),
+        event("recovered", 105.0, 1, 2, **{**RECOVERED, "action": "checkpoint", "steps_lost": 2}),
+        *(committed(step, 2) for step in (2, 3, 4)),
+        event("finished", 110.0, 4, 2),
+    ]
+    summary = summarize(events)
+    assert (summary.steps, summary.steps_lost) == (4, 2)
+    assert (summary.samples_lost, summary.samples_repeated) == (0, 0)
+
+
 def test_a_missing_step_and_a_wrong_sample_are_counted() -> None:
     events = [e for e in run() if (e["event"], e["step"]) != ("step_committed", 2)]
     assert summarize(events).samples_lost == 2
