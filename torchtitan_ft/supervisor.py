@@ -94,9 +94,11 @@ class Supervisor:
     def __init__(self, config: FaultTolerantTrainer.Config) -> None:
         self._config = config
         ft: FaultToleranceConfig = config.fault_tolerance
-        self._membership = Membership(ft, outer=outer_degree(config.parallelism))
-        rank = self._membership.local_rank
         self._drain = runtime.Drain(ft.drain_timeout_seconds)
+        self._membership = Membership(
+            ft, outer=outer_degree(config.parallelism), leaving=lambda: self._drain.asked
+        )
+        rank = self._membership.local_rank
         self._events = EventLog(
             Path(config.dump_folder) / "ft" / "events.jsonl", domain=ft.domain, rank=rank
         )

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -29,6 +30,7 @@ _LONGEST_ASK_SECONDS = 5.0
 _REFUSED_SECONDS = 30.0
 _RETIRED_SECONDS = 2.0
 _CONNECT_SECONDS = 2.0
+_GLANCE_SECONDS = 0.2
 _SEPARATOR = "|"
 """Between the parts of a process id; no domain name has it."""
 
@@ -44,13 +46,21 @@ class Membership:
     Args:
         config: the ``[fault_tolerance]`` table.
         outer: see :class:`World`.
+        leaving: whether this process was asked to leave: it does not wait for its domain's other ranks.
 
     Raises:
         MembershipError: if the witness cannot be reached.
     """
 
-    def __init__(self, config: FaultToleranceConfig, *, outer: int = 1) -> None:
+    def __init__(
+        self,
+        config: FaultToleranceConfig,
+        *,
+        outer: int = 1,
+        leaving: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._config = config
+        self._leaving = leaving
         self._bounds = config.bounds
         self._outer = outer
         self.domain = config.domain
@@ -170,32 +180,33 @@ class Membership:
         deadline = time.monotonic() + (
             self._config.start_timeout_seconds if self._round == 1 else self._bounds.rebuild
         )
-        ranks = [report]
-        for rank in range(1, self.ranks_per_domain):
-            assert self._domain_store is not None
-            key = f"report/{self._round}/{rank}"
+        return [report] + [
+            self._from_domain(f"report/{self._round}/{rank}", deadline, f"rank {rank}")
+            for rank in range(1, self.ranks_per_domain)
+        ]
+
+    def _from_domain(self, key: str, deadline: float, sender: str) -> Any:
+        """What another rank of this domain has left in torchrun's store."""
+        assert self._domain_store is not None
+        while True:
             try:
-                self._domain_store.wait([key], _until(deadline))
-                ranks.append(json.loads(self._domain_store.get(key)))
+                self._domain_store.wait([key], timedelta(seconds=_GLANCE_SECONDS))
+                return json.loads(self._domain_store.get(key))
             except dist.DistError as error:
-                raise MembershipError(
-                    f"rank {rank} of domain {self._config.domain} is gone; the domain leaves"
-                ) from error
-        return ranks
+                # torchrun signals the ranks of a domain when one of them has died.
+                if self._leaving() or time.monotonic() > deadline:
+                    raise MembershipError(
+                        f"{sender} of domain {self._config.domain} is gone; the domain leaves"
+                    ) from error
 
     def _follow(self, report: Any) -> World | None:
         assert self._domain_store is not None
         config = self._config
         # The leader may wait that long itself, and says why when it fails.
         limit = max(config.start_timeout_seconds, config.min_domains_timeout_seconds)
-        try:
-            self._domain_store.set(f"report/{self._round}/{self.local_rank}", json.dumps(report))
-            self._domain_store.wait([f"world/{self._round}"], timedelta(seconds=2 * limit + 10))
-            data = json.loads(self._domain_store.get(f"world/{self._round}"))
-        except dist.DistError as error:
-            raise MembershipError(
-                f"the first rank of domain {self._config.domain} is gone; the domain leaves"
-            ) from error
+        self._domain_store.set(f"report/{self._round}/{self.local_rank}", json.dumps(report))
+        deadline = time.monotonic() + 2 * limit + 10
+        data = self._from_domain(f"world/{self._round}", deadline, "the first rank")
         return None if data is None else World.from_json(data, local_rank=self.local_rank)
 
     # Between domains; the leader only.
@@ -297,7 +308,3 @@ def connect(address: str, seconds: float) -> dist.TCPStore:
     store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=bound))
     store.set_timeout(timedelta(seconds=seconds))
     return store
-
-
-def _until(deadline: float) -> timedelta:
-    return timedelta(seconds=max(0.05, deadline - time.monotonic()))
